@@ -1,0 +1,1 @@
+"""Splits and batches: the source contract, ``ArrayLoader``, routing, padding and prefetch."""
