@@ -96,7 +96,9 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"ArrayLoader: field '{name}' is not an array: {error}", field=name) from error
+        raise DataError(
+            f"ArrayLoader: field '{name}' is not one array: its rows differ in shape", field=name
+        ) from error
     if array.dtype.hasobject:
         raise DataError(
             f"ArrayLoader: field '{name}' has dtype object ({type(value).__name__})",

@@ -116,6 +116,7 @@ def _check_positional(hook: _Hook, expected: int) -> None:
     names = [p.name for p in hook.positional]
     if wrong:
         keep = [name for name in names if name not in wrong]
+        keep = keep if len(keep) == expected else _usual_names(hook.name, expected)
         after = [*wrong, *(p.name for p in hook.keywords)]
         raise hook.error(
             f"takes {listed(wrong)} by position, but batch fields are passed by keyword",
@@ -128,15 +129,14 @@ def _check_positional(hook: _Hook, expected: int) -> None:
     if not enough or required > expected:
         raise hook.error(
             f"takes {len(names)} arguments by position ({', '.join(names) or 'none'}), nitro passes {expected}",
-            f"fix: {_expected_signature(hook.name, expected)}",
+            f"fix: def {hook.name}(self, {', '.join([*_usual_names(hook.name, expected), '*', '...'])})",
             "batch fields come after the star",
         )
 
 
-def _expected_signature(name: str, expected: int) -> str:
+def _usual_names(name: str, expected: int) -> list[str]:
     usual = ["model", "ps", "st"] if name == "forward" else ["outputs"]
-    names = usual if len(usual) == expected else [f"a{i}" for i in range(expected)]
-    return f"def {name}(self, {', '.join([*names, '*', '...'])})"
+    return usual if len(usual) == expected else [f"a{i}" for i in range(expected)]
 
 
 def _check_reserved_keywords(hook: _Hook) -> None:

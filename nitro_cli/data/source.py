@@ -265,7 +265,7 @@ def _check_value(split: str, index: int, name: str, value: Any, routed: bool) ->
     elif callable(getattr(value, "numpy", None)):
         problem, fix = f"is {_type(value)}, not a numpy array", "call .numpy() on it, in the loader or its collate_fn"
     elif isinstance(value, int | float | complex | np.generic):
-        problem, fix = f"is one {_type(value)}, not an array with a row per sample", "use an array, or a field of self"
+        problem, fix = f"is one number ({_type(value)}), not a row per sample", "use an array, or a field of self"
     else:
         problem, fix = f"is {_type(value)}, not a numpy array", "convert it with np.asarray(..., dtype)"
     raise DataError(
