@@ -1,0 +1,1 @@
+"""Metrics: how a value of one batch becomes a value of the split."""
