@@ -1,0 +1,1 @@
+"""The command line: it reads words, shows reports, and leaves every decision to the rooms below."""

@@ -1,0 +1,36 @@
+"""``nitro predict``: outputs to a file or a stream, one row per sample, in data order."""
+
+from __future__ import annotations
+
+from nitro_cli.cli.failures import relative
+from nitro_cli.cli.session import Session
+from nitro_cli.cli.weights import prepare
+from nitro_cli.cli.writers import columns_of, open_writer, target_of
+from nitro_cli.errors import UsageError
+from nitro_cli.suggest import did_you_mean
+
+
+def run(session: Session) -> int:
+    """Predict ``--split`` into ``--out``. Nothing is computed before the file is known to be writable."""
+    out = session.output
+    session.check()
+    target = target_of(session.value("out"), session.value("format"), bool(session.value("force")), out.json)
+    prepared = prepare(session)
+    nitro, split = prepared.nitro, session.value("split", "test")
+    if split not in nitro.splits:
+        raise UsageError(
+            f"no split {split!r}", f"splits: {', '.join(nitro.splits)}", label=did_you_mean(split, nitro.splits)
+        )
+    rows = 0
+    with open_writer(target, out.raw) as writer:
+        for outputs in nitro.predict(nitro.splits[split]):
+            columns = columns_of(outputs)
+            writer.write(rows, columns)
+            rows += len(next(iter(columns.values())))
+    written = None if target.path is None else relative(target.path)
+    out.event("predict", {"split": split, "rows": rows, "out": written, "format": target.format, **prepared.weights})
+    out.event("done", {"status": "finished", "exit_code": 0})
+    prepared.view.note(f"wrote {rows} rows of {split} to {written or 'stdout'}")
+    if written:
+        out.result(written)
+    return 0

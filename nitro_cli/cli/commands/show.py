@@ -1,0 +1,25 @@
+"""``nitro show``: what a run would be, with nothing compiled and nothing written."""
+
+from __future__ import annotations
+
+from nitro_cli.cli.render import binding_facts, binding_lines, config_facts, config_lines, plain_report, title
+from nitro_cli.cli.session import Session
+
+
+def run(session: Session) -> int:
+    """Print the configuration and the bindings on stdout."""
+    resolved = session.configure()
+
+    from nitro_cli.run.nitro import Nitro
+
+    out = session.output
+    report = Nitro(resolved.experiment, resolved=resolved, command_line=session.command_line).report
+    out.event("config", config_facts(report))
+    out.event("binding", binding_facts(report))
+    out.event("done", {"status": "finished", "exit_code": 0})
+    verbose = out.verbose > 0
+    terminal = out.stdout.isatty()
+    lines = [title(report), *config_lines(report.fields, verbose), *binding_lines(report)] if terminal else []
+    for line in lines or plain_report(report, verbose):
+        out.result(line)
+    return 0

@@ -1,0 +1,197 @@
+"""Reports as lines: for a terminal, for a file (one fact a line, greppable), and as JSON facts.
+
+Lines may hold colour (``console.paint``); whoever prints them takes it out. User text is only ever joined in, never
+parsed, and numbers are never cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nitro_cli.cli.console import paint
+from nitro_cli.cli.failures import relative
+
+_ORDER = ("derived", "command line", "python", "preset", "run", "default")
+_JSON_SOURCES = {"command line": "cli"}
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A metric for people: ``0.0871``; very large and very small ones as ``1.2e-05``; text as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or not math.isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{digits}e}"
+    return f"{value:.{digits}f}"
+
+
+def clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def place_of(row: Any) -> str:
+    """Where a field's value came from: ``--max-epochs (preset 10)``."""
+    from nitro_cli.experiment.content import short_value
+
+    source = relative_source(row.source) or row.kind
+    lost = [(kind, value) for kind, value in row.shadowed if kind != "default"][:1]
+    return source + "".join(f"  ({kind} {short_value(value)})" for kind, value in lost)
+
+
+def relative_source(text: str) -> str:
+    """``/here/presets/myexp.toml:4`` as ``presets/myexp.toml:4``."""
+    path, colon, line = text.rpartition(":")
+    return f"{relative(path)}:{line}" if colon and line.isdigit() else text
+
+
+def title(report: Any) -> str:
+    parts = [paint(report.title, "head"), f"preset {report.preset}" if report.preset else "no preset"]
+    return "  ".join([*parts, *([relative(report.path)] if report.path else [])])
+
+
+def config_lines(fields: Sequence[Any], verbose: bool) -> list[str]:
+    """The frozen configuration for a terminal: what was said first, class defaults folded into one line."""
+    ordered = sorted(fields, key=lambda row: _ORDER.index(row.kind) if row.kind in _ORDER else 0)
+    shown = [row for row in ordered if verbose or row.kind != "default"]
+    folded = [row for row in ordered if row not in shown]
+    words = {"derived": "derived", "command line": "overridden", "preset": "from preset", "run": "from the run"}
+    counts = {kind: sum(row.kind == kind for row in fields) for kind in words}
+    said = [f"{count} {words[kind]}" for kind, count in counts.items() if count]
+    said.append(f"{sum(row.kind == 'default' for row in fields)} default")
+    lines = [f"{paint('config', 'head')} ({', '.join(said)})", ""]
+    rows = [[row.name, row.text, row.marker, *([row.type] if verbose else []), place_of(row)] for row in shown]
+    lines += ["  " + line for line in grid(rows)]
+    if folded:
+        text = ", ".join(f"{row.name} {row.text}" for row in folded)
+        count = f"{len(folded)} default{'s' if len(folded) > 1 else ''}"
+        lines.append(f"  {count}: {text if len(text) < 54 else text[: text.rfind(',', 0, 54)] + ', ...'} (-v: all)")
+    return [*lines, ""]
+
+
+def grid(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns. A cell longer than 28 pushes its own row and not the others."""
+    widths = [max((len(cell) for cell in column if len(cell) <= 28), default=0) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def binding_lines(report: Any) -> list[str]:
+    """What the configuration was bound to: data, model, optimizer, hooks, devices."""
+    run, model, optimizer = report.run, report.model, report.optimizer
+    rate = number_in(optimizer.get("hyperparameters", {}), optimizer.get("learning_rate"))
+    clip = run.get("gradient_clip_norm") or 0
+    rows = [["data", " | ".join(_split_text(split) for split in report.splits)]]
+    prefetch = sorted({str(split.prefetch) for split in report.splits if split.prefetch})
+    if prefetch:
+        rows.append(["prefetch", " | ".join(prefetch)])
+    steps = f" | {run['total_steps']:,} optimizer steps" if run.get("total_steps") is not None else ""
+    rows.append(["model", f"{model.get('parameters', 0):,} parameters in {model.get('leaves', 0)} arrays{steps}"])
+    rows.append(["optimizer", f"{optimizer.get('rule')}, {rate}"])
+    rows.append(["clip", f"global norm {clip}" if clip else "none"])
+    rows.append(["run", f"seed {run.get('seed')}, accum {run.get('accum')}, max_epochs {run.get('max_epochs')}"])
+    rows.append(["hooks", " | ".join(_hook_text(hook) for hook in report.hooks)])
+    rows.append(["devices", report.devices])
+    lines = [paint("binding", "head"), *("  " + line for line in grid(rows))]
+    return [*lines, *(f"  note: {note}" for note in report.notes), ""]
+
+
+def number_in(hyperparameters: Mapping[str, Any], rate: Any) -> str:
+    others = {name: value for name, value in hyperparameters.items() if name != "learning_rate"}
+    return ", ".join([f"learning_rate {rate:g}" if rate is not None else "its own rate", *_pairs(others)])
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]
+
+
+def _split_text(split: Any) -> str:
+    rows = f" {split.rows} rows," if split.rows is not None else ""
+    by = f" x {split.batch_size}" if split.batch_size else ""
+    last = f", last {split.dropped} dropped" if split.dropped else ""
+    return f"{split.split}{rows} {split.batches}{by}{' padded' if split.padded else ''}{last}"
+
+
+def _hook_text(hook: Sequence[Any]) -> str:
+    name, fields, residency = hook
+    where = f" on the {residency}" if residency else ""
+    return f"{name}({', '.join(fields)}){where}"
+
+
+def plain_report(report: Any, verbose: bool) -> list[str]:
+    """The same facts, one line each: ``config learning_rate=0.003 source=--learning-rate preset=0.001``."""
+    from nitro_cli.experiment.content import short_value
+
+    lines = []
+    for row in report.fields:
+        if verbose or row.kind != "default":
+            lost = [f" {kind}={short_value(value)}" for kind, value in row.shadowed if kind != "default"]
+            source = relative_source(row.source) or row.kind
+            lines.append(f"config {row.name}={row.text} source={source}{''.join(lost)}")
+    for split in report.splits:
+        facts = {"rows": split.rows, "batches": split.batches, "batch": split.batch_size, "dropped": split.dropped}
+        lines.append(f"binding data.{split.split} {_said(facts)}")
+    lines.append(f"binding model {_said(report.model)}")
+    rule = {key: value for key, value in report.optimizer.items() if key != "hyperparameters"}
+    lines.append(f"binding optimizer {_said(rule)}")
+    lines.append(f"binding run {_said({k: v for k, v in report.run.items() if k != 'run_dir'})}")
+    lines += [f"binding hook {_hook_text(hook)}" for hook in report.hooks]
+    lines.append(f"binding devices {report.devices}")
+    return [*lines, *(f"note {note}" for note in report.notes)]
+
+
+def _said(facts: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+
+
+def config_facts(report: Any) -> dict[str, Any]:
+    fields = [
+        {
+            "name": row.name,
+            "value": row.value,
+            "type": row.type,
+            "role": row.marker,
+            "source": _JSON_SOURCES.get(row.kind, row.kind),
+            "from": relative_source(row.source),
+            "shadowed": dict(row.shadowed),
+        }
+        for row in report.fields
+    ]
+    path = relative(report.path) if report.path else None
+    return {"schema": 1, "experiment": report.title, "preset": report.preset, "file": path, "fields": fields}
+
+
+def binding_facts(report: Any) -> dict[str, Any]:
+    hooks = [{"hook": hook, "fields": list(fields), "residency": where} for hook, fields, where in report.hooks]
+    return {
+        "run": report.run,
+        "splits": list(report.splits),
+        "model": report.model,
+        "optimizer": report.optimizer,
+        "hooks": hooks,
+        "devices": report.devices,
+        "notes": list(report.notes),
+    }
+
+
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={number(value)}" for name, value in metrics.items())
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], width: int | None) -> list[str]:
+    """A table whose cells are whole: columns go from the right until it fits ``width`` (None: all stay)."""
+    text = [[str(cell) for cell in row] for row in rows]
+    keep = len(header)
+    widths = [max(len(row[i]) for row in [list(header), *text]) for i in range(keep)]
+    while width is not None and keep > 1 and sum(widths[:keep]) + 2 * (keep - 1) > width:
+        keep -= 1
+    lines = [
+        "  ".join(cell.ljust(size) for cell, size in zip(row[:keep], widths, strict=False)).rstrip()
+        for row in [list(header), *text]
+    ]
+    lines[0] = paint(lines[0], "head")
+    if keep < len(header):
+        lines.append(f"+{len(header) - keep} columns, use --wide")
+    return lines

@@ -1,0 +1,195 @@
+"""What a run reports while it goes, in the three forms it is read in: terminal, plain lines, JSON."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nitro_cli.cli.console import Output, paint
+from nitro_cli.cli.failures import relative
+from nitro_cli.cli.progress import live_line
+from nitro_cli.cli.render import (
+    binding_facts,
+    binding_lines,
+    clock,
+    config_facts,
+    config_lines,
+    metrics_text,
+    number,
+    plain_report,
+    title,
+)
+
+HEARTBEAT = 60.0
+COLUMN = 11
+
+
+class View:
+    """The observer of a run. ``report`` and ``done`` are called by the command, ``observe`` by the run."""
+
+    def __init__(self, output: Output) -> None:
+        self.out = output
+        self._columns: tuple[str, ...] = ()
+        self._last = time.monotonic()
+
+    # -- whole reports
+
+    def banner(self, name: str, preset: str | None) -> None:
+        """The first line where there is no terminal: something to see before anything slow begins."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            release = version("nitro-jax")
+        except PackageNotFoundError:
+            release = "(source)"
+        host = socket.gethostname()
+        self._plain(f"nitro {release} {name} preset={preset or 'none'} pid={os.getpid()} host={host}")
+
+    def report(self, report: Any) -> None:
+        """The configuration and what it is bound to, on stderr."""
+        self.out.event("config", config_facts(report))
+        self.out.event("binding", binding_facts(report))
+        verbose = self.out.verbose > 0
+        if self.out.screen:
+            for line in (title(report), *config_lines(report.fields, verbose), *binding_lines(report)):
+                self.out.say(line)
+        for line in plain_report(report, verbose):
+            self._plain(line)
+
+    def changes(self, rows: list[tuple[str, str, str]], what: str) -> None:
+        """Fields that are not what they were in the run: old -> new."""
+        if not rows:
+            return
+        self.out.event("changes", {"fields": [{"name": name, "was": was, "now": now} for name, was, now in rows]})
+        for name, was, now in rows:
+            self._both(f"{what}: {name}  {was} -> {now}")
+
+    def note(self, text: str) -> None:
+        self._both(text)
+
+    # -- events of a run
+
+    def observe(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Called by the run with each event; an event without a method here is left alone."""
+        handler = getattr(self, f"on_{event}", None)
+        if handler is not None:
+            handler(facts)
+
+    def on_run(self, facts: Mapping[str, Any]) -> None:
+        path = relative(facts["run_dir"])
+        self.out.event("run", {"run_dir": path})
+        self._both(f"run {path}")
+        if self.out.screen:
+            self.out.say("")
+
+    def on_compile(self, facts: Mapping[str, Any]) -> None:
+        self.out.event("compile", facts)
+        why = str(facts.get("why") or "")
+        line = f"compile {facts.get('program')}: {why} ({float(facts.get('seconds') or 0):.1f}s)"
+        if self.out.verbose or not why.startswith("first use"):
+            self._both(line)
+        else:
+            self.out.log(line)
+
+    def on_progress(self, facts: Mapping[str, Any]) -> None:
+        if self.out.bar:
+            self.out.live(live_line(facts, self.out.width()))
+        elif self.out.heartbeat and time.monotonic() - self._last > HEARTBEAT:
+            loss = "" if facts.get("loss") is None else f" train_loss={number(float(facts['loss']))}"
+            epoch, step = f"{facts['epoch']}/{facts['max_epochs']}", f"{facts['step']}/{facts['total_steps']}"
+            self._plain(f"epoch {epoch} step {step}{loss}")
+
+    def on_epoch(self, facts: Mapping[str, Any]) -> None:
+        self.out.event("epoch", facts)
+        compiled = float(facts.get("compile_seconds") or 0.0)
+        if self.out.screen:
+            self._epoch_row(facts, compiled)
+        extra = f" compile={compiled:.1f}s" if compiled >= 0.05 else ""
+        best = " best" if facts.get("best") else ""
+        head = f"epoch {facts['epoch']}/{facts['max_epochs']}"
+        self._plain(f"{head} {metrics_text(facts['metrics'])} time={facts['seconds']:.1f}s{extra}{best}")
+
+    def _epoch_row(self, facts: Mapping[str, Any], compiled: float) -> None:
+        metrics = facts["metrics"]
+        if not self._columns:
+            room = max((self.out.width() - 6 - 9 - 14) // (COLUMN + 2), 1)
+            self._columns = tuple(metrics)[:room]
+            names = "".join(f"  {name:>{COLUMN}}" for name in self._columns)
+            self.out.say(paint(f" epoch{names}     time", "head"))
+            if len(metrics) > room:
+                self.out.say(f"       (+{len(metrics) - room} metrics in metrics.jsonl)")
+        cells = [f"  {number(metrics.get(name, '')):>{max(COLUMN, len(name))}}" for name in self._columns]
+        marks = f"  compile {compiled:.1f}s" if compiled >= 0.05 else ""
+        marks += f"  {paint('best', 'good')}" if facts.get("best") else ""
+        self.out.say(f"{facts['epoch']:>6}{''.join(cells)}  {facts['seconds']:>6.1f}s{marks}")
+
+    def on_checkpoint(self, facts: Mapping[str, Any]) -> None:
+        self.out.event("checkpoint", {**facts, "path": relative(facts["path"])})
+        line = f"checkpoint step={facts['step']} epoch={facts['epoch']} {relative(facts['path'])}"
+        if self.out.verbose:
+            self._both(line)
+        else:
+            self.out.log(line)
+
+    def on_warning(self, facts: Mapping[str, Any]) -> None:
+        self.out.event("warning", facts)
+        self.out.log(f"warning: {facts['message']}")
+        self.out.warn(str(facts["message"]))
+
+    # -- the end
+
+    def done(self, outcome: Any, name: str) -> None:
+        """The summary: where the run is and what to do next."""
+        best, latest = outcome.best, outcome.latest
+        facts = {
+            "status": outcome.status,
+            "exit_code": outcome.exit_code,
+            "epochs": outcome.epochs,
+            "steps": outcome.steps,
+            "seconds": outcome.seconds,
+            "best": best,
+            "latest": latest,
+            "run_dir": relative(outcome.run.path),
+        }
+        self.out.event("done", facts)
+        if self.out.screen:
+            for line in self._end_lines(outcome, name):
+                self.out.say(line)
+        found = f" best_epoch={best['epoch']} {best['metric']}={number(best['value'])}" if best else ""
+        self._plain(f"done status={outcome.status} epochs={outcome.epochs} steps={outcome.steps}{found}")
+        self._plain(f"next {self._next(outcome, name)}")
+
+    def _end_lines(self, outcome: Any, name: str) -> list[str]:
+        best, latest = outcome.best, outcome.latest
+        head = "done" if outcome.status == "finished" else outcome.status
+        tail = f"  best epoch {best['epoch']}  {best['metric']} {number(best['value'])}" if best else ""
+        lines = ["", f"{paint(head, 'head')}  {outcome.epochs} epochs in {clock(outcome.seconds)}{tail}", ""]
+        kept = [(found["path"], word) for found, word in ((best, "best"), (latest, "latest")) if found]
+        for path, word in kept:
+            lines.append(f"checkpoint  {relative(path)}   ({word})")
+        return [*lines, f"next        {self._next(outcome, name)}"]
+
+    def _next(self, outcome: Any, name: str) -> str:
+        run = outcome.run.id if outcome.run.path.parent.parent.name == "runs" else relative(outcome.run.path)
+        if outcome.status == "finished":
+            return f"nitro validate {name} --run {run}"
+        return f"nitro train {name} --resume={run}"
+
+    # -- lines
+
+    def _both(self, line: str) -> None:
+        """A line for terminal and file alike."""
+        if self.out.screen:
+            self.out.say(line)
+        self._plain(line)
+
+    def _plain(self, line: str) -> None:
+        """A line for files: stderr where that is not a terminal, and console.log always."""
+        self._last = time.monotonic()
+        self.out.log(line)
+        if not self.out.screen:
+            word, space, rest = line.partition(" ")
+            self.out.say(f"{self.out.stamp()}{paint(word, 'word')}{space}{rest}")
