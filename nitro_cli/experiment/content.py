@@ -16,7 +16,6 @@ import hashlib
 import re
 import struct
 import sys
-import sysconfig
 import types
 import typing
 from collections import deque
@@ -28,8 +27,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from nitro_cli.errors import ExperimentError
+from nitro_cli.experiment.objects import is_python_made, library_name, visible_state
 
-_POINTER = struct.calcsize("P")
 _HAS_DOCSTRING = 0x4000000  # code flag of Python 3.13 and later
 _REFUSED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.TracebackType)
 
@@ -150,7 +149,7 @@ class _Digester:
             return _node("function", *self._function(value))
         if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
             return _node("builtin", value.__name__.encode(), self.at(".__self__", value.__self__))
-        if isinstance(getattr(value, "__wrapped__", None), types.FunctionType) and not _is_python_made(type(value)):
+        if isinstance(getattr(value, "__wrapped__", None), types.FunctionType) and not is_python_made(type(value)):
             return _node("wrapped", _name(type(value)), self.at(".__wrapped__", value.__wrapped__))  # a jitted function
         return None
 
@@ -189,66 +188,6 @@ class _Digester:
         if state is None:
             raise self.refuse(value)
         return _node("object", _name(kind), *self.named(state))
-
-
-def visible_state(value: Any) -> dict[str, Any] | None:
-    """``__dict__`` and slots of an object of a class written in Python; None where state may lie out of sight."""
-    if not _is_python_made(type(value)):
-        return None
-    state = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
-    return {**state, **getattr(value, "__dict__", {})}
-
-
-def _is_python_made(kind: type) -> bool:
-    """A class whose instances have no C state: no base is bigger than its slots, its dict and its weak references."""
-    visible = False
-    for klass, base in zip(kind.__mro__, kind.__mro__[1:], strict=False):
-        slots = klass.__dict__.get("__slots__", ())
-        count = 1 if isinstance(slots, str) else len(tuple(slots))
-        if klass.__basicsize__ - base.__basicsize__ > _POINTER * (count + 2):
-            return False
-        visible = visible or "__slots__" in klass.__dict__ or "__dict__" in klass.__dict__
-    return visible
-
-
-def _slots(kind: type) -> list[str]:
-    names: list[str] = []
-    for klass in kind.__mro__:
-        slots = klass.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            private = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{klass.__name__.lstrip('_')}{name}" if private else name)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def library_name(value: Any) -> str | None:
-    """``module.qualname`` of something that an installed library defines under that very name, else None."""
-    if isinstance(value, types.MethodType) or not callable(value):
-        return None
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(qualname, str) or module not in sys.modules:
-        return None
-    found: Any = sys.modules[module]
-    try:
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        return None
-    return f"{module}.{qualname}" if found is value and is_library(module) else None
-
-
-@functools.lru_cache(maxsize=1024)
-def is_library(module: str) -> bool:
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None:
-        return module != "__main__"
-    return path.startswith(_library_folders())
-
-
-@functools.lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def check_graphconst(E: type, name: str, value: Any) -> None:

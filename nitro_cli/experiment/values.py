@@ -1,8 +1,8 @@
 """One judge of values for Python, TOML and the command line.
 
 A value is checked strictly by pydantic after a short list of widenings (int to float, list to tuple or set, text to
-Enum, Literal or Path), so that ``true`` is never a number and ``2.5`` never an int. Command-line text is read by the field's
-type, never by guess, and then goes through the same check.
+Enum, Literal or Path), so that ``true`` is never a number and ``2.5`` never an int. Command-line text is read by the
+field's type, never by guess, and then goes through the same check.
 """
 
 from __future__ import annotations

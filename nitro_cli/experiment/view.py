@@ -7,6 +7,7 @@ field. The Host value itself is not in the view at all, so no trace can walk a d
 
 from __future__ import annotations
 
+import abc
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ class HostFieldError(ExperimentError):
 
 @contextmanager
 def tracing(hook: str, reads: set[str] | None = None) -> Iterator[None]:
-    """While active, reading a Host field of a view raises, and ``reads`` collects the GraphConst fields that are read."""
+    """While active, reading a view's Host field raises, and ``reads`` collects the GraphConst fields that are read."""
     token = _TRACE.set((hook, reads))
     try:
         yield
@@ -76,14 +77,14 @@ class StrippedHost:
         raise HostFieldError(self._name, f".{attribute} = ...")
 
 
-_OPERATIONS = (
-    "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or "
-    "radd rsub rmul rmatmul rtruediv rfloordiv rmod rdivmod rpow rlshift rrshift rand rxor ror "
-    "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ixor ior "
-    "neg pos abs invert round trunc floor ceil int float complex index bool bytes str format fspath hash "
-    "lt le gt ge eq ne len iter next reversed contains getitem setitem delitem call enter exit await delattr "
-    "array jax_array array_ufunc array_function copy deepcopy reduce_ex"
-).split()
+_OPERATIONS = """
+    add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or
+    radd rsub rmul rmatmul rtruediv rfloordiv rmod rdivmod rpow rlshift rrshift rand rxor ror
+    iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ixor ior
+    neg pos abs invert round trunc floor ceil int float complex index bool bytes str format fspath hash
+    lt le gt ge eq ne len iter next reversed contains getitem setitem delitem call enter exit await delattr
+    array jax_array array_ufunc array_function copy deepcopy reduce_ex
+"""
 
 
 def _refusal(operation: str) -> Any:
@@ -94,7 +95,7 @@ def _refusal(operation: str) -> Any:
     return refuse
 
 
-for _operation in _OPERATIONS:
+for _operation in _OPERATIONS.split():
     setattr(StrippedHost, f"__{_operation}__", _refusal(f"__{_operation}__"))
 
 
@@ -141,13 +142,9 @@ def _view_class(cls: type) -> Any:
         body |= {"__nitro_viewed__": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
         body |= {"__setattr__": _frozen, "__delattr__": _frozen, "__repr__": _repr, "__doc__": cls.__doc__}
         body |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
-        # Not through pydantic's metaclass: nothing is validated and no field is declared anew.
-        meta: Any = type(cls)
-        view = (
-            super(meta, meta).__new__(meta, cls.__name__, (cls,), body)
-            if meta is not type
-            else type(cls.__name__, (cls,), body)
-        )
+        # Past pydantic's metaclass: nothing is validated and no field is declared anew.
+        make = abc.ABCMeta.__new__ if isinstance(cls, abc.ABCMeta) else type.__new__
+        view = make(type(cls), cls.__name__, (cls,), body)
         type.__setattr__(cls, "__nitro_view__", view)
     return cls.__dict__["__nitro_view__"]
 
