@@ -115,12 +115,16 @@ class _Reader:
         if value is None:
             if not self.tokens or is_option(self.tokens[0]):
                 note = f"write {name} {option.metavar}"
-                if self.tokens:
+                if self.tokens and not self._knows(self.tokens[0]):
                     note += f"; for a value that begins with a dash, write {name}={self.tokens[0]}"
                 self._problem(f"{name} needs a value", note, option=name)
                 return
             value = self.tokens.pop(0)
         self._store(option, name, value)
+
+    def _knows(self, token: str) -> bool:
+        name = spelled(token.partition("=")[0])
+        return name in self.positive or name in self.negative
 
     def _store(self, option: Option, name: str, value: Any) -> None:
         if option.key in self.out.values:
@@ -188,7 +192,9 @@ def check_words(parsed: Parsed, word: str | None, options: Iterable[Option]) -> 
         head, equals, value = found.partition("=")
         close = nearest(head, names) if equals else []
         label = f"did you mean {close[0]} {shlex.quote(value)}?" if close else ""
-        notes = () if label else ("lists are written [1,2,3] or 1,2,3, without spaces",)
+        if not label and (found[:1].isdigit() or _NEGATIVE.match(found)):
+            label = "lists are written [1,2,3] or 1,2,3, without spaces"
+        notes = (f"the experiment is {word!r}",) if word and not label else ()
         parsed.problems.append(Problem(f"unexpected word {found!r}", label=label, notes=notes, facts={"word": found}))
 
 

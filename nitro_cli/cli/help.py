@@ -14,6 +14,7 @@ from rich.markup import escape
 from nitro_cli.cli.console import Output, plain
 from nitro_cli.cli.options import COMMANDS, Command, Option
 
+BLANK = " "  # the type of a field stands in its help text: in a column of its own it would cut long names short
 ABOUT = "nitro runs JAX experiments: train, validate, predict, and nothing compiles twice without saying why."
 
 
@@ -66,12 +67,12 @@ def _parameter(option: Option) -> inspect.Parameter:
     names += [option.short] if option.short else []
     shared: dict[str, Any] = {"help": escape(option.help), "rich_help_panel": option.panel, "show_default": False}
     if option.kind == "count":
-        default, annotation = typer.Option(0, *names, count=True, metavar="", **shared), int
+        default, annotation = typer.Option(0, *names, count=True, metavar=BLANK, **shared), int
     elif option.kind in ("flag", "bool"):
-        default, annotation = typer.Option(None, *names, **shared), bool
+        default, annotation = typer.Option(None, *names, metavar=BLANK, **shared), bool
     else:
         complete = complete_preset if option.key == "preset" else None
-        metavar = escape(option.metavar)
+        metavar = BLANK if option.field else option.metavar
         default, annotation = typer.Option(None, *names, metavar=metavar, autocompletion=complete, **shared), str
     return inspect.Parameter(option.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -87,7 +88,7 @@ def complete_preset(ctx: typer.Context, args: list[str], incomplete: str) -> lis
     """Names of the presets of the experiment that stands in the line already."""
     from nitro_cli.experiment.discovery import list_experiments
 
-    words = {*args, *ctx.params.values()}
+    words = {*args, *ctx.args, *(value for value in ctx.params.values() if isinstance(value, str))}
     found = [item for item in list_experiments() if item.name in words]
     return [name for item in found for name in item.presets if name.startswith(incomplete)]
 

@@ -116,7 +116,7 @@ def _read(output: Output, command: Command, tokens: list[str], word: str | None,
     options: tuple[Option, ...] = command.options
     found: Any = None
     if word is not None:
-        found, fields = _load(word, command)
+        found, fields = _load(word)
         options = (*fields, *options)
     elif command.experiment == "required":
         raise _no_experiment(command, tokens)
@@ -130,11 +130,11 @@ def _read(output: Output, command: Command, tokens: list[str], word: str | None,
     return Session(command.name, line, output, parsed, options, found)
 
 
-def _load(word: str, command: Command) -> tuple[Any, list[Option]]:
+def _load(word: str) -> tuple[Any, list[Option]]:
     from nitro_cli.experiment.discovery import find_experiment
 
     found = find_experiment(word)
-    return found, field_options(found.cls, command.options, found.name)
+    return found, field_options(found.cls, found.name)
 
 
 def _no_experiment(command: Command, tokens: list[str]) -> UsageError:
@@ -143,7 +143,7 @@ def _no_experiment(command: Command, tokens: list[str]) -> UsageError:
     from nitro_cli.experiment.discovery import list_experiments
     from nitro_cli.suggest import listed
 
-    parsed = parse(tokens, (*command.options, *field_options(Experiment, command.options, "")))
+    parsed = parse(tokens, (*command.options, *field_options(Experiment, "")))
     problems = [problem for problem in parsed.problems if "suggestions" in problem.facts]
     names = [item.name for item in list_experiments()]
     notes = (
@@ -163,7 +163,7 @@ def _command_help(output: Output, command: Command, word: str | None) -> int:
     """Help of a command; with an experiment, also its fields and presets."""
     if word is None:
         return _help(output, [command.name])
-    found, fields = _load(word, command)
+    found, fields = _load(word)
     notes = _presets_of(found)
     options = {command.name: [*fields, *command.options]}
     return _help(output, [command.name], options=options, notes=notes)
@@ -179,5 +179,5 @@ def _presets_of(found: Any) -> str:
     except NitroError as error:
         return f"{found.qualname}: {doc}\n\nPresets cannot be read: {error.problems[0].what}"
     where = f" ({relative(table.path)})" if table.path else ""
-    presets = f"Presets{where}: {', '.join(table.names)}" if table.names else "No presets."
-    return f"{found.qualname}: {doc}\n\n{presets} Lists and tables are replaced as a whole."
+    presets = f"Presets{where}: {', '.join(table.names)}" if table.names else "No presets"
+    return f"{found.qualname}: {doc}\n\n{presets}\n\nLists and tables are replaced as a whole."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -130,14 +129,17 @@ def is_bool(annotation: Any) -> bool:
     return annotation is bool
 
 
-def field_options(E: Any, taken: Iterable[Option], name: str) -> list[Option]:
-    """One option for each field of ``E``. A field that is called like an option of nitro gets ``--field-NAME``."""
+def field_options(E: Any, name: str) -> list[Option]:
+    """One option for each field of ``E``, the same for every command.
+
+    A field that is called like an option of nitro's, of any command, gets ``--field-NAME``.
+    """
     from nitro_cli.experiment.traits import config_metadata, own_fields
     from nitro_cli.experiment.values import type_name
 
     fields = config_metadata(E)
     own = set(own_fields(E))
-    used = {option.name for option in taken} | {"--help"}
+    used = {option.name for command in COMMANDS.values() for option in command.options} | {"--help", "--version"}
     names = {field: _option_name(field, used) for field in fields}
     used |= set(names.values())
     options = []
@@ -169,7 +171,8 @@ def _option_name(field: str, used: set[str]) -> str:
 def _describe(info: Any) -> str:
     from nitro_cli.experiment.content import short_value
     from nitro_cli.experiment.markers import NO_DEFAULT
+    from nitro_cli.experiment.values import type_name
 
     default = "required" if info.default is NO_DEFAULT else f"default {short_value(info.default)}"
     doc = " ".join((info.doc or "").split())
-    return f"{doc} ({info.marker.value}, {default})".strip()
+    return f"{doc} ({type_name(info.type)}, {info.marker.value}, {default})".strip()

@@ -21,10 +21,12 @@ def live_line(facts: Mapping[str, Any], width: int) -> str:
     if facts.get("loss") is not None:
         tail.append(number(float(facts["loss"])))
     tail += _pace(facts)
+    while tail and len("  ".join([head, *tail])) >= width:
+        tail.pop()
     text = "  ".join(tail)
-    room = width - 1 - len(head) - len(text) - 6
+    room = width - 1 - len(head) - len(text) - 5
     if width < NARROW or room < 5:
-        return f"{head}  {text}"[: width - 1]
+        return f"{head}  {text}".rstrip()[: max(width - 1, 0)]
     size = min(BAR, room)
     full = round(share * size)
     return f"{head} [{'#' * full}{'-' * (size - full)}]  {text}"

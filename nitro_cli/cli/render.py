@@ -114,10 +114,9 @@ def _split_text(split: Any) -> str:
     return f"{split.split}{rows} {split.batches}{by}{' padded' if split.padded else ''}{last}"
 
 
-def _hook_text(hook: Sequence[Any]) -> str:
-    name, fields, residency = hook
-    where = f" on the {residency}" if residency else ""
-    return f"{name}({', '.join(fields)}){where}"
+def _hook_text(hook: Any) -> str:
+    where = f" on the {hook.residency}" if hook.residency else ""
+    return f"{hook.hook}({', '.join(hook.fields)}){where}"
 
 
 def plain_report(report: Any, verbose: bool) -> list[str]:
@@ -134,8 +133,8 @@ def plain_report(report: Any, verbose: bool) -> list[str]:
         facts = {"rows": split.rows, "batches": split.batches, "batch": split.batch_size, "dropped": split.dropped}
         lines.append(f"binding data.{split.split} {_said(facts)}")
     lines.append(f"binding model {_said(report.model)}")
-    rule = {key: value for key, value in report.optimizer.items() if key != "hyperparameters"}
-    lines.append(f"binding optimizer {_said(rule)}")
+    rule = {key: value for key, value in report.optimizer.items() if not isinstance(value, dict)}
+    lines.append(f"binding optimizer {_said({**rule, **report.optimizer.get('hyperparameters', {})})}")
     lines.append(f"binding run {_said({k: v for k, v in report.run.items() if k != 'run_dir'})}")
     lines += [f"binding hook {_hook_text(hook)}" for hook in report.hooks]
     lines.append(f"binding devices {report.devices}")
@@ -147,15 +146,19 @@ def _said(facts: Mapping[str, Any]) -> str:
 
 
 def config_facts(report: Any) -> dict[str, Any]:
+    """The ``config`` event: every field with its value, marker and source."""
+    from nitro_cli.experiment.content import short_value
+    from nitro_cli.run.report import plain_json
+
     fields = [
         {
             "name": row.name,
-            "value": row.value,
+            "value": plain_json(row.value, row.text),
             "type": row.type,
             "role": row.marker,
             "source": _JSON_SOURCES.get(row.kind, row.kind),
             "from": relative_source(row.source),
-            "shadowed": dict(row.shadowed),
+            "shadowed": {kind: plain_json(value, short_value(value)) for kind, value in row.shadowed},
         }
         for row in report.fields
     ]
@@ -164,13 +167,13 @@ def config_facts(report: Any) -> dict[str, Any]:
 
 
 def binding_facts(report: Any) -> dict[str, Any]:
-    hooks = [{"hook": hook, "fields": list(fields), "residency": where} for hook, fields, where in report.hooks]
+    """The ``binding`` event: what the configuration was bound to."""
     return {
         "run": report.run,
         "splits": list(report.splits),
         "model": report.model,
         "optimizer": report.optimizer,
-        "hooks": hooks,
+        "hooks": list(report.hooks),
         "devices": report.devices,
         "notes": list(report.notes),
     }

@@ -129,10 +129,9 @@ class View:
     def on_checkpoint(self, facts: Mapping[str, Any]) -> None:
         self.out.event("checkpoint", {**facts, "path": relative(facts["path"])})
         line = f"checkpoint step={facts['step']} epoch={facts['epoch']} {relative(facts['path'])}"
-        if self.out.verbose:
-            self._both(line)
-        else:
-            self.out.log(line)
+        if self.out.screen and self.out.verbose:
+            self.out.say(line)
+        self._plain(line)
 
     def on_warning(self, facts: Mapping[str, Any]) -> None:
         self.out.event("warning", facts)

@@ -89,14 +89,10 @@ def _weights(e: Any, run: Any, checkpoint: str, view: View) -> tuple[Any, dict[s
         return "fresh", {"run": None, "checkpoint": None, "why": "fresh"}
     from nitro_cli.run.checkpoints import Checkpoints, resolve_checkpoint
 
-    ref: Any = int(checkpoint) if checkpoint.isdigit() else checkpoint
-    if not checkpoint.isdigit() and Path(checkpoint).exists():
-        path = Path(checkpoint).resolve()
-        ref = path if path.parent.name == "checkpoints" else "best"
     with Checkpoints(run.checkpoints_path, _policy(e)) as checkpoints:
-        info, why = resolve_checkpoint(checkpoints, ref)
+        info, why = resolve_checkpoint(checkpoints, checkpoint)
         for skipped in checkpoints.skipped:
-            view.observe("warning", {"message": f"skipped {relative(skipped.path)}: {skipped.why}"})
+            view.observe("warning", {"message": f"skipped {relative(skipped.path)}: {skipped.reason}"})
     view.note(f"weights: {relative(info.path)} of run {run.id}: {why}")
     facts = {"run": relative(run.path), "checkpoint": relative(info.path), "epoch": info.epoch, "why": why}
     return (run, info), facts
