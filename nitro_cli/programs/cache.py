@@ -1,0 +1,138 @@
+"""One process-wide cache of compiled programs, and the reason for every compile.
+
+A program is compiled ahead of time and then called as it is: it refuses other shapes instead of compiling for them, so
+nothing can compile again without passing through here. ``misses`` counts compiles, ``hits`` counts calls and look-ups
+that needed none, ``entries`` counts programs held; after the first step, ``misses == entries`` and neither grows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nitro_cli.programs.key import Request, explain
+
+
+class CacheStats(NamedTuple):
+    hits: int
+    misses: int
+    entries: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """What building a program gives: the executable, what the trace found out, and seconds by phase."""
+
+    executable: Callable[..., Any]
+    found: dict[str, Any]
+    reads: frozenset[str]
+    trace_seconds: float
+    lower_seconds: float
+    compile_seconds: float
+
+
+@dataclass(frozen=True)
+class EntryInfo:
+    """One program as reports show it."""
+
+    program: str
+    hits: int
+    trace_seconds: float
+    lower_seconds: float
+    compile_seconds: float
+    why: str
+
+
+@dataclass
+class Program:
+    """A compiled program. Call ``run`` with flat argument lists; ``used`` books calls once per stretch, not per call."""
+
+    request: Request
+    built: Built
+    why: str
+    hits: int = 0
+    calls_booked: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self.run = self.built.executable
+
+    @property
+    def found(self) -> dict[str, Any]:
+        return self.built.found
+
+    def used(self, calls: int) -> None:
+        """Book ``calls`` executions. The first call of a program is the one it was compiled for: no hit."""
+        first = self.calls_booked == 0 and calls > 0
+        self.calls_booked += calls
+        self.hits += calls - first
+        _CACHE.hits += calls - first
+
+    def info(self) -> EntryInfo:
+        b = self.built
+        return EntryInfo(self.request.program, self.hits, b.trace_seconds, b.lower_seconds, b.compile_seconds, self.why)
+
+
+class ProgramCache:
+    """Programs by key. Under one key stand several entries where they read GraphConst fields of different values."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.misses = 0
+        self.programs: dict[str, list[Program]] = {}
+        self._lock = threading.RLock()
+
+    def get(
+        self,
+        request: Request,
+        build: Callable[[Request], Built],
+        compiled: Callable[[Program], None] = lambda _: None,
+    ) -> Program:
+        """The program for ``request``: one that is held, or ``build`` it and pass it to ``compiled``.
+
+        The lock is held while compiling, so that two threads never compile the same program.
+        """
+        with self._lock:
+            for program in self.programs.get(request.digest, ()):
+                if request.reads_same(program.request, program.built.reads):
+                    if not program.calls_booked:
+                        program.calls_booked = 1
+                    return program
+            why = explain(request, self.all())
+            program = Program(request, build(request), why)
+            self.programs.setdefault(request.digest, []).append(program)
+            self.misses += 1
+        compiled(program)
+        return program
+
+    def all(self) -> list[Program]:
+        return [program for programs in self.programs.values() for program in programs]
+
+    def reset(self) -> None:
+        with self._lock:
+            self.hits = self.misses = 0
+            self.programs.clear()
+
+
+_CACHE = ProgramCache()
+
+
+def program_cache() -> ProgramCache:
+    """The cache of this process."""
+    return _CACHE
+
+
+def cache_stats() -> CacheStats:
+    """``(hits, misses, entries)`` of this process. Every compile is a miss; a program called again is a hit."""
+    return CacheStats(_CACHE.hits, _CACHE.misses, len(_CACHE.all()))
+
+
+def cache_entries() -> list[EntryInfo]:
+    """The programs held, in the order in which they were compiled."""
+    return [program.info() for program in _CACHE.all()]
+
+
+def cache_reset() -> None:
+    """Forget every program and both counters. Handles keep the programs that they already use."""
+    _CACHE.reset()

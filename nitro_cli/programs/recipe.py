@@ -1,0 +1,203 @@
+"""What all programs of a handle are built from, and the hooks as traced code calls them.
+
+A ``Recipe`` is frozen when the handle is constructed: nothing that happens later changes which program it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nitro_cli.data.routing import Route
+from nitro_cli.errors import ExperimentError, Place
+from nitro_cli.experiment.view import compile_view, tracing
+from nitro_cli.optim.rule import Rule
+
+# Streams of random numbers, apart by use; the step and micro-batch are folded in besides.
+FORWARD, LOSS, TRAIN_METRICS, EVALUATION = range(4)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """A tree that crosses program boundaries as a flat list: its structure, and path, shape and dtype per leaf."""
+
+    structure: Any
+    paths: tuple[str, ...]
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> Leaves:
+        """Describe ``tree``, whose leaves are arrays or shape structs."""
+        with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+        paths = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path, _ in with_paths]
+        if len(set(paths)) != len(paths):
+            paths = [f"{path}#{index}" if paths.count(path) > 1 else path for index, path in enumerate(paths)]
+        specs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for _, leaf in with_paths)
+        return cls(structure, tuple(paths), specs)
+
+    def tree(self, leaves: Any) -> Any:
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def described(self, name: str) -> dict[str, str]:
+        """``{"ps.dense.kernel": "float32[64,10]"}``, for keys and reasons."""
+        return {f"{name}.{path}": spec_text(spec) for path, spec in zip(self.paths, self.specs, strict=True)}
+
+
+def spec_text(spec: Any) -> str:
+    """``float32[64,10]``, as error messages and keys write a shape and dtype."""
+    return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides which programs a handle runs, apart from the shapes of its batches."""
+
+    experiment: Any
+    hooks: Mapping[str, Callable[..., Any]]
+    routes: Mapping[str, Route]
+    residency: Mapping[str, str]
+    model: Any
+    params: Leaves
+    state: Leaves
+    device: Leaves
+    rule: Rule
+    accum: int
+    clip: bool
+    fields: Mapping[str, str]
+
+    @property
+    def owner(self) -> type:
+        return type(self.experiment)
+
+    def routed(self, *hooks: str) -> tuple[str, ...]:
+        """Batch fields that any of ``hooks`` takes, each once."""
+        return tuple(dict.fromkeys(f for hook in hooks if hook in self.routes for f in self.routes[hook].fields))
+
+    def view(self, device_leaves: Any) -> Any:
+        """The experiment as traced code sees it, with these Device values."""
+        return compile_view(self.experiment, self.device.tree(device_leaves))
+
+    def forward(
+        self, view: Any, ps: Any, st: Any, batch: Mapping[str, Any], *, train: bool, key: Any, reads: set[str]
+    ) -> tuple[Any, Any]:
+        """Call ``forward`` and check what it returns: ``(outputs, st_new)`` with ``st_new`` shaped like ``st``."""
+        route = self.routes["forward"]
+        reserved = ({"train": train} if route.train else {}) | ({"rng": self._key(key, FORWARD)} if route.rng else {})
+        with tracing("forward", reads):
+            returned = self.hooks["forward"](view, self.model, ps, st, **_pick(route, batch), **reserved)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise self._broken(
+                "forward",
+                f"must return (outputs, st_new), and returned {_describe(returned)}",
+                "a stateless model returns its state unchanged: return outputs, st",
+            )
+        outputs, st_new = returned
+        self._check_state(st_new)
+        width = next(iter(batch.values())).shape[0] if batch else None
+        self._check_outputs(outputs, width)
+        return outputs, st_new
+
+    def loss(self, view: Any, outputs: Any, batch: Mapping[str, Any], *, key: Any, reads: set[str]) -> jax.Array:
+        """Call ``loss`` and check that it is a real floating-point scalar."""
+        route = self.routes["loss"]
+        reserved = {"rng": self._key(key, LOSS)} if route.rng else {}
+        with tracing("loss", reads):
+            value = self.hooks["loss"](view, outputs, **_pick(route, batch), **reserved)
+        shape = getattr(value, "shape", None)
+        if isinstance(value, (tuple, dict, list)) or value is None or (shape is None and not _is_number(value)):
+            raise self._broken("loss", f"must return one scalar, and returned {_describe(value)}", "return loss.mean()")
+        value = jnp.asarray(value)
+        if value.shape != ():
+            raise self._broken(
+                "loss",
+                f"must return one scalar, and returned an array of shape {tuple(value.shape)}",
+                "reduce it over the batch: return loss.mean()",
+            )
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise self._broken("loss", f"must be a floating-point number, and is {value.dtype}")
+        return value
+
+    def train_metrics(
+        self, view: Any, outputs: Any, batch: Mapping[str, Any], *, key: Any, reads: set[str]
+    ) -> dict[str, jax.Array]:
+        """Scalars of ``train_metrics`` where it runs on the device, else an empty dict."""
+        hook = self.hooks.get("train_metrics")
+        if hook is None or self.residency["train_metrics"] != "device":
+            return {}
+        route = self.routes["train_metrics"]
+        reserved = {"rng": self._key(key, TRAIN_METRICS)} if route.rng else {}
+        with tracing("train_metrics", reads):
+            values = hook(view, outputs, **_pick(route, batch), **reserved)
+        return self.checked_train_metrics(values)
+
+    def checked_train_metrics(self, values: Any) -> dict[str, Any]:
+        """``values`` as a dict of scalars. Raises ExperimentError naming what is none."""
+        if not isinstance(values, Mapping):
+            raise self._broken("train_metrics", f"must return a dict of scalars, and returned {_describe(values)}")
+        for name, value in values.items():
+            if getattr(value, "shape", ()) != () or isinstance(value, (tuple, list, dict, str)):
+                raise self._broken(
+                    "train_metrics",
+                    f"must return scalars, and '{name}' is {_describe(value)}",
+                    f"reduce it over the batch: '{name}': value.mean()",
+                )
+        return dict(values)
+
+    def _key(self, key: Any, stream: int) -> jax.Array:
+        return jax.random.fold_in(key, stream)
+
+    def _check_state(self, st_new: Any) -> None:
+        new = Leaves.of(jax.tree.map(jnp.asarray, st_new))
+        if new.structure != self.state.structure:
+            gone = sorted(set(self.state.paths) - set(new.paths))
+            come = sorted(set(new.paths) - set(self.state.paths))
+            notes = [f"missing: {', '.join(gone)}"] if gone else []
+            notes += [f"unexpected: {', '.join(come)}"] if come else []
+            raise self._broken(
+                "forward", "must return st_new with the structure of st", *notes, "a stateless model returns st itself"
+            )
+        for path, before, now in zip(self.state.paths, self.state.specs, new.specs, strict=True):
+            if (before.shape, before.dtype) != (now.shape, now.dtype):
+                raise self._broken(
+                    "forward",
+                    f"changed the state leaf '{path}' from {spec_text(before)} to {spec_text(now)}",
+                    "state keeps its shape and dtype: cast it back with .astype(...)",
+                )
+
+    def _check_outputs(self, outputs: Any, width: int | None) -> None:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]:
+            shape = getattr(leaf, "shape", None)
+            if shape is None or (width is not None and (not shape or shape[0] != width)):
+                where = jax.tree_util.keystr(path, simple=True, separator=".") or "outputs"
+                raise self._broken(
+                    "forward",
+                    f"returned '{where}' as {_describe(leaf)}; every output has the batch axis first"
+                    + (f" ({width} here)" if width is not None else ""),
+                    "short batches are padded and outputs are cut back to the real rows along that axis",
+                    "what is already reduced over the batch belongs into loss or metrics",
+                )
+
+    def _broken(self, hook: str, what: str, *notes: str) -> ExperimentError:
+        code = getattr(self.hooks[hook], "__code__", None)
+        place = Place(code.co_filename, code.co_firstlineno) if code is not None else None
+        return ExperimentError(f"{self.owner.__name__}.{hook} {what}", *notes, place=place, hook=hook)
+
+
+def _pick(route: Route, batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: batch[name] for name in route.fields}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _describe(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array {spec_text(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,240 @@
+"""The training loop: per step, the calls to the programs and nothing else.
+
+Losses and train metrics stay on the device as one small row per step. Rows that are ready are fetched together about
+ten times a second, written to the log, and checked; the loop waits for the device only at the end of an epoch, or when
+it has run far ahead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from nitro_cli.data.prefetch import Stream, open_stream
+from nitro_cli.data.source import check_batch, check_width
+from nitro_cli.errors import DivergenceError
+from nitro_cli.programs.cache import Program
+from nitro_cli.run.programs import as_inputs, batch_plan, specs_of
+
+if TYPE_CHECKING:
+    from nitro_cli.run.nitro import Nitro
+
+FETCH_SECONDS = 0.1
+# Steps that the host may be ahead of the device: enough to hide any hiccup, few enough to bound the batches in memory.
+AHEAD = 64
+
+
+class EpochLoop:
+    """Trains one epoch (or what is left of it) and keeps the handle's state current.
+
+    ``write`` takes log records in bulk; ``stopping`` says whether to end after the current step.
+    """
+
+    def __init__(
+        self, nitro: Nitro, write: Callable[[list[dict[str, Any]]], None], stopping: Callable[[], bool]
+    ) -> None:
+        self.nitro = nitro
+        self.write = write
+        self.stopping = stopping
+        setup = nitro.setup
+        self.recipe = setup.recipe
+        self.schema = setup.schema["train"]
+        hooks = ["forward", "loss"] + (["train_metrics"] if "train_metrics" in setup.recipe.hooks else [])
+        self.fields = setup.recipe.routed(*hooks)
+        self.host_metrics = "train_metrics" in setup.recipe.hooks and self.recipe.residency["train_metrics"] == "host"
+        self.metric_fields = setup.recipe.routes["train_metrics"].fields if self.host_metrics else ()
+        self.plan = batch_plan(self.schema, self.fields)
+        self.constants = nitro.constants()
+        self.gradient = self._gradient_for([self.schema[name] for name in self.fields])
+        self.update = nitro.programs.update(nitro.optimizer_layout(), self.gradient.found["columns"])
+        self.rows: list[Any] = []
+        self.host_rows: list[dict[str, float]] = []
+        self.data_wait_frac = 0.0
+
+    def prepare(self, batch: Any) -> Any:
+        """From a batch as the loader gives it to the arrays that the program takes."""
+        check_batch("train", -1, batch, self.schema, self.fields)
+        arrays = as_inputs(batch, self.plan)
+        return (arrays, [np.asarray(batch[f]) for f in self.metric_fields]) if self.host_metrics else (arrays, None)
+
+    def run(self) -> bool:
+        """Train to the end of the epoch. False where a stop was asked for before its last batch.
+
+        Raises DivergenceError where a loss is not finite, with the state of the last good step in the handle.
+        """
+        state = self.nitro.state
+        state.reset_clock()
+        source = self.nitro.setup.splits["train"]
+        started = time.perf_counter()
+        with open_stream("train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare) as stream:
+            complete = self._steps(stream)
+            wait = stream.wait_seconds
+        self.fetch(everything=True)
+        elapsed = time.perf_counter() - started
+        self.data_wait_frac = wait / elapsed if elapsed > 0 else 0.0
+        return complete
+
+    def _steps(self, stream: Stream) -> bool:
+        try:
+            return self._accumulated(stream) if self.recipe.accum > 1 else self._single(stream)
+        finally:
+            self.gradient.used(self.calls_gradient)
+            self.update.used(self.calls_update)
+
+    def _single(self, stream: Stream) -> bool:
+        """One micro-batch a step."""
+        state = self.nitro.state
+        seed, device, hyper, check, threshold, _ = self.constants
+        update, clock = self.update.run, state.clock
+        params, model_state, opt_state = state.params, state.state, state.opt_state
+        self.calls_gradient = self.calls_update = 0
+        next_fetch = time.perf_counter() + FETCH_SECONDS
+        rows, gradient = self.rows, self.gradient.run
+        last = len(self.nitro.setup.splits["train"]) - 1
+        try:
+            for index, (arrays, fields) in stream:
+                try:
+                    pending = gradient(params, model_state, clock, seed, device, arrays)
+                except TypeError:
+                    gradient = self._other_shapes(index, arrays)
+                    pending = gradient(params, model_state, clock, seed, device, arrays)
+                if fields is not None:
+                    pending, outputs = pending
+                    self._on_host(outputs, fields)
+                params, model_state, opt_state, clock, row = update(
+                    params, model_state, opt_state, clock, pending, hyper, check, threshold
+                )
+                rows.append(row)
+                self.calls_gradient += 1
+                if time.perf_counter() >= next_fetch:
+                    state.params, state.state, state.opt_state, state.clock = params, model_state, opt_state, clock
+                    self.fetch()
+                    next_fetch = time.perf_counter() + FETCH_SECONDS
+                elif len(rows) % AHEAD == 0:
+                    rows[-AHEAD // 2].block_until_ready()
+                if self.stopping():
+                    return index == last
+        finally:
+            self.calls_update = self.calls_gradient
+            state.params, state.state, state.opt_state, state.clock = params, model_state, opt_state, clock
+        return True
+
+    def _accumulated(self, stream: Stream) -> bool:
+        """``accum`` micro-batches a step; the update is called after the last."""
+        state, accum = self.nitro.state, self.recipe.accum
+        seed, device, hyper, check, threshold, scale = self.constants
+        update = self.update.run
+        self.calls_gradient = self.calls_update = 0
+        pending = self.nitro.empty_pending(len(self.gradient.found["columns"]))
+        next_fetch = time.perf_counter() + FETCH_SECONDS
+        micro, last = 0, len(self.nitro.setup.splits["train"]) - 1
+        for index, (arrays, fields) in stream:
+            arguments = (state.params, state.state, seed, device, arrays, scale)
+            try:
+                returned = self.gradient.run(pending, state.clock, *arguments)
+            except TypeError:
+                self._other_shapes(index, arrays)
+                returned = self.gradient.run(pending, state.clock, *arguments)
+            if fields is not None:
+                pending, state.clock, outputs = returned
+                self._on_host(outputs, fields)
+            else:
+                pending, state.clock = returned
+            self.calls_gradient += 1
+            micro += 1
+            if micro < accum:
+                continue
+            micro = 0
+            state.params, state.state, state.opt_state, state.clock, row = update(
+                state.params, state.state, state.opt_state, state.clock, pending, hyper, check, threshold
+            )
+            self.calls_update += 1
+            self.rows.append(row)
+            if time.perf_counter() >= next_fetch:
+                self.fetch()
+                next_fetch = time.perf_counter() + FETCH_SECONDS
+            elif len(self.rows) % AHEAD == 0:
+                self.rows[-AHEAD // 2].block_until_ready()
+            if self.stopping():
+                return index == last
+        return True
+
+    def fetch(self, everything: bool = False) -> None:
+        """Take the rows that are ready (or wait for all): log them, add them up, and look for a loss that is no number.
+
+        A row belongs to the step after those already counted in the handle.
+        """
+        ready = len(self.rows)
+        if not everything:
+            ready = next((i for i, row in enumerate(self.rows) if not row.is_ready()), ready)
+        taken, self.rows[:] = self.rows[:ready], self.rows[ready:]
+        if not taken:
+            return
+        state, columns = self.nitro.state, self.gradient.found["columns"]
+        records = []
+        for row in jax.device_get(taken):
+            values = {name: float(value) for name, value in zip(columns, row, strict=True)}
+            if self.host_rows:
+                values.update(_mean([self.host_rows.pop(0) for _ in range(self.recipe.accum)]))
+            loss = values["loss"]
+            if not math.isfinite(loss) and self.nitro.setup.knobs.check_divergence:
+                self.write(records)
+                self.rows.clear()
+                raise self._diverged(loss)
+            state.step += 1
+            state.position += self.recipe.accum
+            state.loss_sum += loss
+            state.loss_count += 1
+            records.append(_record(state.step, state.epoch + 1, values))
+        self.write(records)
+        self.nitro.notify_progress(records[-1]["values"]["loss"])
+
+    def _diverged(self, loss: float) -> DivergenceError:
+        state = self.nitro.state
+        epoch = state.epoch + 1
+        return DivergenceError(
+            f"the loss is {loss} at step {state.step + 1}, in epoch {epoch}",
+            f"the handle holds the state of the last good step, {state.step}",
+            "try a lower learning rate (--learning-rate), or clip the gradient (--gradient-clip-norm 1.0)",
+            "to train on in spite of it: --no-check-divergence",
+            value=repr(loss),
+            step=state.step + 1,
+            epoch=epoch,
+        )
+
+    def _gradient_for(self, arrays: Sequence[Any]) -> Program:
+        return self.nitro.programs.gradient(specs_of(self.fields, arrays))
+
+    def _other_shapes(self, index: int, arrays: Sequence[Any]) -> Callable[..., Any]:
+        """The program for a batch that the current one refused. A batch of another width is an error; another shape
+        beyond the batch axis is another program, which the cache will count and explain."""
+        named = dict(zip(self.fields, arrays, strict=True))
+        check_width("train", index, named, self.fields, self.nitro.setup.train_width or 0)
+        other = self._gradient_for(arrays)
+        if other is self.gradient:
+            raise
+        self.gradient.used(self.calls_gradient)
+        self.calls_gradient = 0
+        self.gradient = other
+        return other.run
+
+    def _on_host(self, outputs: Any, fields: Sequence[Any]) -> None:
+        """``train_metrics`` under host residency: it waits for the device, which is what asking for it means."""
+        hook = self.recipe.hooks["train_metrics"]
+        named = dict(zip(self.metric_fields, fields, strict=True))
+        values = hook(self.nitro.setup.experiment, jax.device_get(outputs), **named)
+        checked = self.recipe.checked_train_metrics(values)
+        self.host_rows.append({name: float(value) for name, value in checked.items()})
+
+
+def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+
+def _record(step: int, epoch: int, values: dict[str, float]) -> dict[str, Any]:
+    return {"type": "metrics", "context": "train", "step": step, "epoch": epoch, "values": values}

@@ -1,0 +1,384 @@
+"""``Nitro``: one run's frozen configuration plus its state.
+
+Constructing a handle runs set-up and nothing else. Everything that decides which programs run is fixed then; only the
+state, and Device values through ``set_device``, change afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro_cli.errors import ExperimentError, ProtectError, UsageError
+from nitro_cli.experiment.content import short_value
+from nitro_cli.experiment.presets import Resolved, resolve
+from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
+from nitro_cli.optim.rule import initial_state
+from nitro_cli.programs.cache import Program
+from nitro_cli.programs.recipe import Leaves
+from nitro_cli.run.checkpoints import CheckpointInfo, Checkpoints
+from nitro_cli.run.directory import RunDirectory
+from nitro_cli.run.drift import Drift
+from nitro_cli.run.evaluating import evaluate_split, known_split, predict_batch, predict_batches
+from nitro_cli.run.programs import Programs
+from nitro_cli.run.report import Report
+from nitro_cli.run.setup import device_value, placed, seed_words, set_up
+from nitro_cli.run.state import TrainState, named_arrays, placed_arrays, template
+from nitro_cli.run.training import Outcome, Training
+from nitro_cli.suggest import did_you_mean, listed
+
+Observer = Callable[[str, dict[str, Any]], None]
+PROGRESS_SECONDS = 0.1
+
+
+class Nitro:
+    """A handle for one run of an experiment.
+
+    ``e`` is an experiment instance. ``data`` replaces ``build_data`` (a dict of splits). ``weights`` is a
+    ``(run, checkpoint)`` pair whose parameters and state are loaded; ``resume`` is a run to continue exactly from its
+    newest checkpoint. Other keywords are fields or knobs: ``Nitro(e, max_epochs=1)``. ``observer(event, facts)`` is
+    told what happens.
+
+    Raises ExperimentError for what is wrong with the experiment, ProtectError for weights or a run that do not fit.
+    """
+
+    def __init__(
+        self,
+        e: Any,
+        *,
+        data: Mapping[str, Any] | None = None,
+        weights: tuple[RunDirectory, CheckpointInfo] | str | None = None,
+        resume: RunDirectory | None = None,
+        resolved: Resolved | None = None,
+        observer: Observer | None = None,
+        command_line: str = "",
+        force: bool = False,
+        root: Path | None = None,
+        **knobs: Any,
+    ) -> None:
+        if resume is not None and isinstance(weights, tuple):
+            raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
+        self.observer = observer or (lambda event, facts: None)
+        self.command_line, self.force, self.root = command_line, force, root
+        record = _resume_record(resume) if resume is not None else None
+        if record is not None and resume is not None:
+            seed = record[1]["seed"]
+            if knobs.get("seed", getattr(e, "seed", seed)) != seed:
+                self.notify("warning", message=f"the run that is resumed has seed {seed}; the seed given is not used")
+                knobs["seed"] = seed
+        self.setup = set_up(e, data, resolved, knobs)
+        self.device = list(self.setup.device)
+        self.seed_words = placed(seed_words(self.setup.knobs.seed))
+        self.state = TrainState(self.setup.params, self.setup.state)
+        self.setup.params, self.setup.state = [], []  # programs take these buffers: only the state may hold them
+        self.programs = Programs(self.setup.recipe, self.setup.model_content, self._compiled)
+        self.run: RunDirectory | None = resume
+        self.last_rows: dict[str, int] = {}
+        self.log_compile: Callable[[dict[str, Any]], None] | None = None
+        self._optimizer: Leaves | None = None
+        self._stop_requested = False
+        self._next_progress = 0.0
+        self._scheduled_progress: dict[str, Any] = {}
+        self._drift = Drift(self.setup.recipe, self.setup.model_content)
+        self.resumed = record is not None
+        if record is not None:
+            self._restore(*record)
+        elif isinstance(weights, tuple):
+            self._load_weights(*weights)
+
+    @classmethod
+    def from_preset(cls, E: type, name: str, /, **options: Any) -> Nitro:
+        """A handle on ``E`` with the values of preset ``name``, which the run's records then name.
+
+        ``options`` are fields of the experiment, or keywords of ``Nitro``; fields win over the preset.
+        """
+        fields = {key: (value, "keyword") for key, value in options.items() if key in config_metadata(E)}
+        rest = {key: value for key, value in options.items() if key not in fields}
+        if "data" in rest:
+            raise UsageError(
+                "from_preset builds its own data: data= was built by another experiment instance",
+                f"build the experiment first: Nitro(from_preset({E.__name__}, {name!r}), data=...)",
+            )
+        resolved = resolve(E, name, overrides=fields)
+        return cls(resolved.experiment, resolved=resolved, **rest)
+
+    # ---- what a user asks for -------------------------------------------------------------------------------------
+
+    @property
+    def report(self) -> Report:
+        """The frozen configuration and bindings."""
+        return self.setup.report
+
+    @property
+    def splits(self) -> dict[str, Any]:
+        return self.setup.splits
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row per finished epoch: epoch, step, train_loss and the validation metrics."""
+        return self.state.history
+
+    def train(self) -> Outcome:
+        """Train until ``max_epochs``, a stop request or a signal. Writes the run's directory.
+
+        Raises DivergenceError for a loss that is not finite, OutputError where a checkpoint cannot be written.
+        """
+        if "train" not in self.setup.splits:
+            raise ExperimentError(
+                f"{type(self.setup.experiment).__name__}.build_data gives no 'train' split to train on",
+                f"splits: {listed(list(self.setup.splits))}",
+            )
+        self._entry()
+        self._stop_requested = False
+        return Training(self).run()
+
+    def validate(self) -> dict[str, float]:
+        """Metrics of the ``val`` split with the handle's parameters."""
+        return self.evaluate("val")
+
+    def evaluate(self, split: str = "test") -> dict[str, float]:
+        """Metrics of any split, by name; names carry the split (``test_loss``)."""
+        known_split(self, split)
+        self._entry()
+        metrics, rows = evaluate_split(self, split, self.state.epoch)
+        self.last_rows[split] = rows
+        return metrics
+
+    def predict(self, data: Any) -> Any:
+        """Outputs of ``forward`` as numpy arrays, real rows only.
+
+        A batch (a dict of arrays, batch axis first) gives one output tree; a loader gives an iterator of trees, one per
+        batch in order. Only the fields that ``forward`` takes are needed.
+        """
+        if isinstance(data, Mapping):
+            self._entry()
+            return predict_batch(self, data)
+        if isinstance(data, np.ndarray) or hasattr(data, "__array__"):
+            fields = self.setup.recipe.routes["forward"].fields
+            raise UsageError(
+                "predict takes a batch (a dict of arrays) or a loader, not an array",
+                f"write: predict({{{', '.join(f'{name!r}: ...' for name in fields)}}})",
+            )
+        return self._predicting(data)
+
+    def _predicting(self, loader: Any) -> Iterator[Any]:
+        self._entry()
+        yield from predict_batches(self, loader, "predict")
+
+    def request_stop(self) -> None:
+        """Ask a running ``train`` to end after the current step; callable from any thread."""
+        self._stop_requested = True
+
+    def device_value(self, name: str) -> Any:
+        """The value of a Device field, as a host value."""
+        self._check_device_name(name)
+        value = jax.device_get(self._device_tree()[name])
+        return jax.tree.map(lambda leaf: leaf.item() if np.ndim(leaf) == 0 else leaf, value)
+
+    def set_device(self, **values: Any) -> None:
+        """Change Device fields; provably compiles nothing. Raises UsageError, and changes nothing, where a value would
+        make another program or change nothing that is compiled."""
+        if not values:
+            raise UsageError("set_device was given nothing to set", "write: set_device(smoothing=0.1)")
+        tree = self._device_tree()
+        for name, value in values.items():
+            self._check_device_name(name)
+            tree[name] = self._converted(name, tree[name], value)
+        self.device = jax.tree.leaves(tree)
+
+    # ---- what the rooms of run/ use -------------------------------------------------------------------------------
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop_requested
+
+    def notify(self, event: str, /, **facts: Any) -> None:
+        self.observer(event, facts)
+
+    def notify_progress(self, loss: float | None = None) -> None:
+        """Tell the observer how far the run is, ten times a second at most."""
+        now = time.perf_counter()
+        if now < self._next_progress:
+            return
+        self._next_progress = now + PROGRESS_SECONDS
+        train = self.setup.splits.get("train")
+        per_epoch = len(train) // self.setup.knobs.accum if train is not None else 0
+        if loss is not None:
+            self._scheduled_progress["loss"] = loss
+        self.notify(
+            "progress",
+            epoch=self.state.epoch + 1,
+            max_epochs=self.setup.knobs.max_epochs,
+            step=self.state.step,
+            steps_in_epoch=per_epoch,
+            step_in_epoch=self.state.position // self.setup.knobs.accum,
+            total_steps=per_epoch * self.setup.knobs.max_epochs,
+            loss=self._scheduled_progress.get("loss"),
+            rate=self._scheduled_progress.get("rate"),
+        )
+
+    def set_rate(self, rate: float) -> None:
+        """Steps per second of the stretch that is under way, for progress."""
+        self._scheduled_progress["rate"] = rate
+
+    def constants(self) -> tuple[Any, ...]:
+        """Arguments of the training programs that no step changes, placed once: seed, Device values, hyperparameters,
+        divergence check, clip threshold, 1 / accum."""
+        knobs, rule = self.setup.knobs, self.setup.recipe.rule
+        dtype = jax.dtypes.canonicalize_dtype(np.float64)
+        return (
+            self.seed_words,
+            self.device,
+            [placed(value) for value in rule.values()],
+            placed(np.bool_(knobs.check_divergence)),
+            placed(np.asarray(knobs.gradient_clip_norm, dtype)),
+            placed(np.asarray(1.0 / knobs.accum, dtype)),
+        )
+
+    def optimizer_layout(self) -> Leaves:
+        """Structure of the optimizer state, which is made on first use: a handle that only evaluates never pays it."""
+        if self._optimizer is None:
+            recipe = self.setup.recipe
+            tree = initial_state(recipe.rule, recipe.params.tree(self.state.params))
+            self._optimizer = Leaves.of(tree)
+            if self.state.opt_state is None:
+                self.state.opt_state = [placed(leaf) for leaf in jax.tree.leaves(tree)]
+        return self._optimizer
+
+    def empty_pending(self, columns: int) -> list[Any]:
+        """The accumulator before the first micro-batch: its content is never read."""
+        recipe, dtype = self.setup.recipe, jax.dtypes.canonicalize_dtype(np.float64)
+        gradients = [placed(np.zeros(spec.shape, spec.dtype)) for spec in recipe.params.specs]
+        state = placed_arrays(recipe.state, named_arrays(recipe.state, self.state.state))
+        return [gradients, state, placed(np.zeros(columns, dtype))]
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """Host copies of everything that an exact continuation needs, for a checkpoint."""
+        recipe, state = self.setup.recipe, self.state
+        assert state.opt_state is not None
+        return {
+            "ps": named_arrays(recipe.params, state.params),
+            "st": named_arrays(recipe.state, state.state),
+            "opt_state": named_arrays(self.optimizer_layout(), state.opt_state),
+        }
+
+    def _compiled(self, program: Program) -> None:
+        info = program.info()
+        facts = {
+            "program": info.program,
+            "why": info.why,
+            "trace_seconds": info.trace_seconds,
+            "lower_seconds": info.lower_seconds,
+            "compile_seconds": info.compile_seconds,
+            "seconds": info.trace_seconds + info.lower_seconds + info.compile_seconds,
+        }
+        if self.log_compile is not None:
+            self.log_compile(facts)
+        self.notify("compile", **facts)
+
+    def _entry(self) -> None:
+        for message in self._drift.check():
+            self.notify("warning", message=message)
+
+    # ---- Device values --------------------------------------------------------------------------------------------
+
+    def _device_tree(self) -> dict[str, Any]:
+        return dict(self.setup.recipe.device.tree(self.device))
+
+    def _check_device_name(self, name: str) -> None:
+        cls = type(self.setup.experiment)
+        if name in device_fields(cls):
+            return
+        if name in graphconst_fields(cls):
+            raise UsageError(
+                f"'{name}' is a GraphConst field: another value is another program",
+                f"build a new handle: Nitro(e.replace({name}=...)); programs that do not read it are reused",
+            )
+        if name in config_metadata(cls):
+            raise UsageError(
+                f"'{name}' is a Host field: no compiled program reads it, so setting it would change nothing",
+                f"mark it Device to make it a traced input, or build a new handle: Nitro(e.replace({name}=...))",
+            )
+        hint = did_you_mean(name, device_fields(cls))
+        raise UsageError(
+            f"{cls.__name__} has no field '{name}'",
+            *([hint] if hint else []),
+            f"Device fields: {listed(list(device_fields(cls))) or 'none'}",
+        )
+
+    def _converted(self, name: str, old: Any, value: Any) -> Any:
+        before = Leaves.of(old)
+        try:
+            raw = jax.tree.map(np.asarray, value)
+            now = Leaves.of(raw)
+            arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(raw)]
+            same = now.structure == before.structure and all(
+                a.shape == spec.shape and a.dtype.kind in "biuf" for a, spec in zip(arrays, before.specs, strict=True)
+            )
+        except (TypeError, ValueError):
+            same, arrays = False, []
+        if not same:
+            shapes = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in before.specs)
+            raise UsageError(
+                f"'{name}' holds {shapes}, and {short_value(value)} does not fit",
+                "another shape or type would be another program",
+                f"build a new handle for it: Nitro(e.replace({name}=...))",
+            )
+        cast = [a.astype(spec.dtype) for a, spec in zip(arrays, before.specs, strict=True)]
+        return device_value(before.tree(cast))
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _restore(self, checkpoints: Checkpoints, meta: dict[str, Any], info: CheckpointInfo) -> None:
+        self._check_graphconst(meta, info, "resumed")
+        recipe, state = self.setup.recipe, self.state
+        layout = self.optimizer_layout()
+        stored = checkpoints.restore(
+            info.step, {"ps": template(recipe.params), "st": template(recipe.state), "opt_state": template(layout)}
+        )
+        state.params = placed_arrays(recipe.params, stored["ps"])
+        state.state = placed_arrays(recipe.state, stored["st"])
+        state.opt_state = placed_arrays(layout, stored["opt_state"])
+        state.restore_counters(meta["counters"])
+
+    def _load_weights(self, run: RunDirectory, info: CheckpointInfo) -> None:
+        checkpoints = Checkpoints(run.checkpoints_path)
+        self._check_graphconst(checkpoints.read_meta(info.step), info, "used")
+        recipe = self.setup.recipe
+        stored = checkpoints.restore(
+            info.step, {"ps": template(recipe.params), "st": template(recipe.state)}, partial=True
+        )
+        self.state.params = placed_arrays(recipe.params, stored["ps"])
+        self.state.state = placed_arrays(recipe.state, stored["st"])
+
+    def _check_graphconst(self, meta: dict[str, Any], info: CheckpointInfo, verb: str) -> None:
+        was, now = meta["graphconst"], self.setup.graphconst
+        rows = [
+            f"{name}: {was.get(name, {}).get('text', 'not there')} -> {now.get(name, {}).get('text', 'not there')}"
+            for name in dict.fromkeys([*was, *now])
+            if was.get(name, {}).get("digest") != now.get(name, {}).get("digest")
+        ]
+        if rows:
+            raise ProtectError(
+                f"the checkpoint cannot be {verb}: GraphConst fields differ from those it was trained with "
+                "(was -> now)",
+                *rows,
+                f"checkpoint: {info.path}",
+                "leave these fields as they were, or start a new run",
+                fields=[row.split(":")[0] for row in rows],
+            )
+
+
+def _resume_record(run: RunDirectory) -> tuple[Checkpoints, dict[str, Any], CheckpointInfo]:
+    checkpoints = Checkpoints(run.checkpoints_path)
+    info = checkpoints.latest()
+    if info is None:
+        raise ProtectError(
+            f"the run {run.path} has no checkpoint to resume from", "start a new run: leave --resume out"
+        )
+    return checkpoints, checkpoints.read_meta(info.step), info

@@ -1,0 +1,365 @@
+"""Set-up: from an experiment to everything that a handle freezes. Runs the host hooks once; compiles no program.
+
+The order is fixed and each step needs the one before: hooks and knobs, data, derived values, GraphConst checks, Device
+values, model, routing of batch fields, optimizer rule, report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro_cli.data.prefetch import prefetch_config
+from nitro_cli.data.routing import RESERVED, Route, route
+from nitro_cli.data.source import check_batch, check_source, describe, first_batch, infer_batch_size
+from nitro_cli.errors import ExperimentError
+from nitro_cli.experiment.content import check_graphconst, content_digest, short_value
+from nitro_cli.experiment.discovery import experiment_name
+from nitro_cli.experiment.hooks import ALL, hook, knob, replace_fields, require_hooks
+from nitro_cli.experiment.presets import Resolved, Source
+from nitro_cli.experiment.sources import class_source, shown
+from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
+from nitro_cli.models import model_content
+from nitro_cli.optim.rule import resolve_rule, traceable
+from nitro_cli.programs.fingerprint import atom
+from nitro_cli.programs.recipe import Leaves, Recipe
+from nitro_cli.run.checkpoints import CheckpointPolicy
+from nitro_cli.run.report import HookRow, Report, SplitRow, field_rows
+from nitro_cli.suggest import listed, nearest
+
+KNOBS = ("seed", "max_epochs", "learning_rate", "accum", "gradient_clip_norm", "run_dir", "check_divergence")
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The settings of a run that only the driver reads."""
+
+    seed: int
+    max_epochs: int
+    learning_rate: float
+    accum: int
+    gradient_clip_norm: float
+    run_dir: Any
+    check_divergence: bool
+
+
+@dataclass
+class Setup:
+    """What set-up gives. ``params``, ``state`` and ``device`` are flat lists of arrays on the device."""
+
+    experiment: Any
+    name: str
+    knobs: Knobs
+    sources: dict[str, Source]
+    preset: str | None
+    splits: dict[str, Any]
+    schema: dict[str, dict[str, jax.ShapeDtypeStruct]]
+    train_width: int | None
+    eval_width: int
+    recipe: Recipe
+    model_content: Any
+    params: list[jax.Array]
+    state: list[jax.Array]
+    device: list[jax.Array]
+    policy: CheckpointPolicy
+    explicit_policy: bool
+    graphconst: dict[str, dict[str, str]]
+    report: Report
+
+
+def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping[str, Any]) -> Setup:
+    """Run set-up. Raises ExperimentError for anything that the experiment has wrong, before any compile."""
+    cls = type(experiment)
+    require_hooks(cls)
+    hooks = {name: found for name in ALL if (found := hook(cls, name)) is not None}
+    sources = dict(resolved.sources) if resolved else {}
+    experiment, settings = _with_knobs(experiment, knobs, sources)
+
+    splits = _splits(cls, hooks["build_data"](experiment, None) if data is None else data)
+    experiment = _derived(experiment, hooks, splits, sources)
+    for name in graphconst_fields(cls):
+        check_graphconst(cls, name, getattr(experiment, name))
+
+    device_tree = {name: device_value(getattr(experiment, name)) for name in device_fields(cls)}
+    model, params_tree, state_tree = _model(experiment, hooks, settings.seed)
+    params = Leaves.of(params_tree)
+    _check_params(cls, params)
+
+    schema, widths, routes = _routes(cls, hooks, splits)
+    train = splits.get("train")
+    if train is not None and len(train) % settings.accum:
+        raise _indivisible(len(train), settings.accum)
+    rule = resolve_rule(hooks["optimizer"](experiment), settings.learning_rate, cls.__name__)
+    residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
+    recipe = Recipe(
+        experiment=experiment,
+        hooks=hooks,
+        routes=routes,
+        residency=residency,
+        model=model,
+        params=params,
+        state=Leaves.of(state_tree),
+        device=Leaves.of(device_tree),
+        rule=traceable(rule, params.tree(params.specs)),
+        accum=settings.accum,
+        clip=settings.gradient_clip_norm > 0,
+        fields={name: _decided(getattr(experiment, name)) for name in graphconst_fields(cls)},
+    )
+    policy = hooks["checkpointer"](experiment)
+    if policy is not None and not isinstance(policy, CheckpointPolicy):
+        raise ExperimentError(
+            f"{cls.__name__}.checkpointer returns {type(policy).__name__}, not a CheckpointPolicy",
+            'for example: return CheckpointPolicy(keep=3, metric="val_accuracy", mode="max")',
+        )
+    setup = Setup(
+        experiment=experiment,
+        name=experiment_name(cls),
+        knobs=settings,
+        sources=sources,
+        preset=resolved.preset if resolved else None,
+        splits=splits,
+        schema=schema,
+        train_width=widths.get("train"),
+        eval_width=max(widths.values()),
+        recipe=recipe,
+        model_content=model_content(model),
+        params=jax.tree.leaves(params_tree),
+        state=jax.tree.leaves(state_tree),
+        device=jax.tree.leaves(device_tree),
+        policy=policy or CheckpointPolicy(),
+        explicit_policy=policy is not None,
+        graphconst={
+            name: {"digest": content_digest(getattr(experiment, name)), "text": short_value(getattr(experiment, name))}
+            for name in graphconst_fields(cls)
+        },
+        report=None,  # type: ignore[arg-type]  # filled in below, from the rest
+    )
+    setup.report = _report(setup, resolved)
+    return setup
+
+
+def placed(leaf: Any) -> jax.Array:
+    """``leaf`` on nitro's device, in the dtype that jax gives it. A copy: programs take buffers by donation, and what
+    the caller holds must stay alive. Committed, so that a fresh state and a restored one look alike to jax."""
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(
+            jax.device_put(np.array(jax.random.key_data(leaf)), jax.devices()[0]), impl=jax.random.key_impl(leaf)
+        )
+    array = np.array(leaf)
+    return jax.device_put(array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False), jax.devices()[0])
+
+
+def device_value(value: Any) -> Any:
+    """A Device field's value on the device: scalars and arrays, also inside tuples, lists and dicts."""
+    return jax.tree.map(placed, value)
+
+
+def _with_knobs(experiment: Any, given: Mapping[str, Any], sources: dict[str, Source]) -> tuple[Any, Knobs]:
+    cls = type(experiment)
+    metadata = config_metadata(cls)
+    unknown = [name for name in given if name not in metadata and name not in KNOBS]
+    if unknown:
+        close = nearest(unknown[0], [*metadata, *KNOBS])
+        raise ExperimentError(
+            f"Nitro has no keyword '{unknown[0]}', and {cls.__name__} has no such field",
+            *([f"did you mean '{close[0]}'?"] if close else []),
+        )
+    changes = {name: value for name, value in given.items() if name in metadata}
+    if changes:
+        for name in changes:
+            sources[name] = Source("python", "Nitro keyword", (("before", getattr(experiment, name)),))
+        experiment = replace_fields(experiment, **changes)
+    extra = {name: value for name, value in given.items() if name not in metadata}
+    return experiment, Knobs(**{name: extra.get(name, knob(experiment, name)) for name in KNOBS})
+
+
+def _splits(cls: type, data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping) or not data:
+        raise ExperimentError(
+            f"{cls.__name__}.build_data must return a dict of splits, and returned {type(data).__name__}",
+            'for example: return {"train": ArrayLoader(...), "val": ArrayLoader(...), "test": ArrayLoader(...)}',
+            place=class_source(cls).place("build_data"),
+        )
+    for split, source in data.items():
+        check_source(split, source)
+    return dict(data)
+
+
+def _derived(experiment: Any, hooks: Mapping[str, Callable[..., Any]], splits: Any, sources: dict[str, Source]) -> Any:
+    cls = type(experiment)
+    derived = hooks["derive"](experiment, splits)
+    if not isinstance(derived, Mapping):
+        raise ExperimentError(
+            f"{cls.__name__}.derive must return a dict of field values, and returned {type(derived).__name__}"
+        )
+    if not derived:
+        return experiment
+    unknown = [name for name in derived if name not in config_metadata(cls)]
+    if unknown:
+        close = nearest(unknown[0], config_metadata(cls))
+        raise ExperimentError(
+            f"{cls.__name__}.derive returned '{unknown[0]}', which is no field of {cls.__name__}",
+            *([f"did you mean '{close[0]}'?"] if close else []),
+            f"fields: {listed(list(config_metadata(cls)))}",
+            place=class_source(cls).place("derive"),
+        )
+    for name in derived:
+        before = sources.get(name)
+        kind = before.kind if before else "default"
+        sources[name] = Source("derived", "derive", ((kind, getattr(experiment, name)),))
+    return replace_fields(experiment, **derived)
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """The seed as the two words of a random key: what ``jax.random.key(seed)`` holds, without running anything."""
+    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], seed: int) -> tuple[Any, Any, Any]:
+    cls = type(experiment)
+    returned = hooks["build_model"](experiment, jax.random.wrap_key_data(seed_words(seed), impl="threefry2x32"))
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        raise ExperimentError(
+            f"{cls.__name__}.build_model must return (model, ps, st), and returned "
+            + (f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__),
+            "a model without state returns an empty dict: return model, ps, {}",
+            "for flax: return linen_model(module, rng, inputs) or nnx_model(lambda rngs: Net(rngs=rngs), rng)",
+            place=class_source(cls).place("build_model"),
+        )
+    model, ps, st = returned
+    try:
+        return model, jax.tree.map(placed, ps), jax.tree.map(placed, st)
+    except TypeError as error:
+        raise ExperimentError(
+            f"{cls.__name__}.build_model returned parameters or state that are not arrays: {error}",
+            place=class_source(cls).place("build_model"),
+        ) from error
+
+
+def _check_params(cls: type, params: Leaves) -> None:
+    if not params.specs:
+        raise ExperimentError(
+            f"{cls.__name__}.build_model returned no parameters: its second value holds no array",
+            place=class_source(cls).place("build_model"),
+        )
+    for path, spec in zip(params.paths, params.specs, strict=True):
+        if not jax.numpy.issubdtype(spec.dtype, jax.numpy.floating):
+            raise ExperimentError(
+                f"parameter '{path}' is {spec.dtype}; parameters are floating-point, since they get gradients",
+                "move it into st, the state that build_model returns third",
+                place=class_source(cls).place("build_model"),
+            )
+
+
+def _routes(
+    cls: type, hooks: Mapping[str, Callable[..., Any]], splits: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, jax.ShapeDtypeStruct]], dict[str, int], dict[str, Route]]:
+    """Per split the shapes of its first batch and its width, and per hook the fields that it receives."""
+    reference = "train" if "train" in splits else next(iter(splits))
+    first = {split: first_batch(split, source) for split, source in splits.items()}
+    names = tuple(first[reference])
+    routes = {
+        name: route(cls, name, hooks[name], names, reference, positional)
+        for name, positional in (("forward", 3), ("loss", 1), ("metrics", 1), ("train_metrics", 1))
+        if name in hooks
+    }
+    used = tuple(dict.fromkeys(f for r in routes.values() for f in r.fields if f not in RESERVED))
+    schema, widths = {}, {}
+    for split, batch in first.items():
+        present = [name for name in used if name in batch]
+        lacking = [name for name in routes["forward"].fields if name not in batch]
+        if lacking:
+            raise ExperimentError(
+                f"split '{split}' has no field '{lacking[0]}', which {cls.__name__}.forward takes",
+                f"its batches have: {listed(sorted(batch))}",
+            )
+        check_batch(split, 0, batch, None, present)
+        widths[split] = infer_batch_size(split, batch, present)
+        schema[split] = {name: _spec(batch[name]) for name in batch}
+    return schema, widths, routes
+
+
+def _spec(array: Any) -> Any:
+    """Shape and the dtype jax will give it; for bookkeeping fields that never travel, whatever they are."""
+    array = np.asarray(array)
+    if array.dtype.kind in "OUSMm":
+        return None
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _residency(cls: type, hooks: Mapping[str, Callable[..., Any]], experiment: Any, name: str) -> str:
+    value = hooks["metrics_residency"](experiment, name)
+    if value not in ("host", "device"):
+        raise ExperimentError(
+            f"{cls.__name__}.metrics_residency returned {value!r} for '{name}'; it is 'host' or 'device'",
+            place=class_source(cls).place("metrics_residency"),
+        )
+    return value
+
+
+def _indivisible(batches: int, accum: int) -> ExperimentError:
+    lower = batches - batches % accum
+    workable = [n for n in (lower, lower + accum) if n]
+    return ExperimentError(
+        f"the train split has {batches} batches, which accum={accum} does not divide",
+        "a step never spans two epochs; every batch must belong to a full group",
+        f"workable numbers of batches: {' or '.join(map(str, workable))}; or set accum to a divisor of {batches}",
+    )
+
+
+def _decided(value: Any) -> str:
+    """A GraphConst value as a text that decides it by content, readable where it is short."""
+    text = atom(value)
+    if text is not None:
+        return text
+    plain = isinstance(value, (list, tuple)) and all(atom(part) for part in value) and len(repr(value)) <= 60
+    return f"{type(value).__name__} {value!r}" if plain else f"{short_value(value)} {content_digest(value)}"
+
+
+def _report(setup: Setup, resolved: Resolved | None) -> Report:
+    cls, recipe = type(setup.experiment), setup.recipe
+    train = setup.splits.get("train")
+    total = setup.knobs.max_epochs * (len(train) // setup.knobs.accum) if train is not None else 0
+    path = class_source(cls).path
+    hooks = [HookRow(name, found.fields, recipe.residency.get(name)) for name, found in recipe.routes.items()]
+    sizes = [int(np.prod(spec.shape)) for spec in recipe.params.specs]
+    return Report(
+        title=f"{setup.name}:{cls.__name__}",
+        experiment=setup.name,
+        preset=setup.preset,
+        path=shown(path) if path else None,
+        fields=field_rows(setup.experiment, config_metadata(cls), setup.sources),
+        run={
+            "seed": setup.knobs.seed,
+            "accum": setup.knobs.accum,
+            "max_epochs": setup.knobs.max_epochs,
+            "total_steps": total,
+            "gradient_clip_norm": setup.knobs.gradient_clip_norm,
+            "run_dir": str(setup.knobs.run_dir) if setup.knobs.run_dir else None,
+        },
+        splits=[_split_row(setup, split) for split in setup.splits],
+        model={"parameters": sum(sizes), "leaves": len(sizes), "state_leaves": len(recipe.state.specs)},
+        optimizer={
+            "rule": recipe.rule.name,
+            "learning_rate": setup.knobs.learning_rate,
+            "hyperparameters": {k: v for k, v in recipe.rule.hyperparameters.items() if k != "learning_rate"},
+            "fixed": {k: short_value(v) for k, v in recipe.rule.fixed.items()},
+        },
+        hooks=hooks,
+        devices=f"{jax.default_backend()} x 1 | jax {jax.__version__}",
+        notes=list(resolved.notes) if resolved else [],
+    )
+
+
+def _split_row(setup: Setup, split: str) -> SplitRow:
+    source = setup.splits[split]
+    info, config = describe(source), prefetch_config(source)
+    padded = None
+    if info.rows is not None and split != "train":
+        padded = info.batches * setup.eval_width - (info.rows - (info.dropped or 0))
+    text = config["path"] if not config["workers"] else f"{config['path']}, {config['workers']} workers"
+    return SplitRow(split, info.rows, info.batches, info.batch_size, info.dropped, padded or None, text)

@@ -1,0 +1,76 @@
+"""The training state of a handle, and its form in a checkpoint: component, then path of the leaf, then array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro_cli.programs.recipe import Leaves
+from nitro_cli.programs.training import new_clock
+from nitro_cli.run.setup import placed
+
+
+@dataclass
+class TrainState:
+    """Flat lists of arrays on the device, and the counters that the host keeps beside them.
+
+    ``step`` counts optimizer steps; ``epoch`` counts epochs completed; ``position`` is the number of batches of the
+    next epoch already trained on. ``loss_sum`` and ``loss_count`` are the running mean of that epoch's steps.
+    """
+
+    params: list[jax.Array]
+    state: list[jax.Array]
+    opt_state: list[jax.Array] | None = None
+    optimizer: Leaves | None = None
+    clock: Any = None
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def reset_clock(self) -> None:
+        self.clock = placed(new_clock(self.step))
+
+    def counters(self) -> dict[str, Any]:
+        names = ("step", "epoch", "position", "loss_sum", "loss_count", "history")
+        return {name: getattr(self, name) for name in names}
+
+    def restore_counters(self, meta: dict[str, Any]) -> None:
+        for name in self.counters():
+            setattr(self, name, meta[name])
+
+
+def named_arrays(leaves: Leaves, arrays: list[jax.Array]) -> dict[str, np.ndarray]:
+    """Host copies by path. Copies, since the next step takes the buffers that a view would look into."""
+    return {path: np.array(_raw(array)) for path, array in zip(leaves.paths, arrays, strict=True)}
+
+
+def template(leaves: Leaves) -> dict[str, Any]:
+    """What ``Checkpoints.restore`` compares with: shape and dtype by path."""
+    return {path: _raw_spec(spec) for path, spec in zip(leaves.paths, leaves.specs, strict=True)}
+
+
+def placed_arrays(leaves: Leaves, stored: dict[str, Any]) -> list[jax.Array]:
+    """The arrays of a checkpoint on the device, in the order of ``leaves``."""
+    arrays = []
+    for path, spec in zip(leaves.paths, leaves.specs, strict=True):
+        array = placed(stored[path])
+        arrays.append(jax.random.wrap_key_data(array, impl=str(spec.dtype)[4:-1]) if _is_key(spec) else array)
+    return arrays
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _raw(array: jax.Array) -> Any:
+    return jax.random.key_data(array) if _is_key(array) else array
+
+
+def _raw_spec(spec: jax.ShapeDtypeStruct) -> Any:
+    return jax.eval_shape(jax.random.key_data, spec) if _is_key(spec) else spec
