@@ -58,6 +58,7 @@ def test_order_is_a_function_of_seed_and_epoch():
     other.seed = 2
     other.set_epoch(0)
     assert tuple(rows_of(other)) != epochs[0]
+    assert tuple(rows_of(make(50, batch_size=7, shuffle=True, seed=1))) == epochs[0]
 
 
 def test_order_does_not_change_between_versions_of_numpy():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 import weakref
@@ -143,8 +144,6 @@ def test_remembering_a_slow_source_does_not_keep_it_alive(slow):
     read(source)
     reference = weakref.ref(source)
     del source
-    import gc
-
     gc.collect()
     assert reference() is None
 
@@ -271,6 +270,34 @@ def test_leaving_early_ends_everything(kind, wrap, slow):
     assert next(stream, None) is None
     stream.close()
     assert kind == "indexed" or source.closed == 1
+
+
+def test_a_stream_that_is_forgotten_ends_its_threads():
+    stream = open_stream("train", Prefetch(Indexed(1000), workers=2), epoch=0)
+    next(stream)
+    assert working() == 2
+    del stream
+    gc.collect()
+    assert working() == 0
+
+
+def test_closing_lets_go_of_batches_that_wait():
+    class Batch:
+        pass
+
+    made = []
+
+    def fetch(index):
+        batch = Batch()
+        made.append(weakref.ref(batch))
+        return batch
+
+    pool = Workers(fetch, 0, 5, 1, 3, True, "train")
+    pool.take()
+    pool.close()
+    gc.collect()
+    assert made
+    assert [reference() for reference in made] == [None] * len(made)
 
 
 def test_an_exception_in_the_loop_is_not_hidden_by_a_source_that_fails_on_closing():
