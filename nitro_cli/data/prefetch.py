@@ -104,12 +104,19 @@ def prefetch_config(source: Any) -> dict[str, Any]:
 
 
 def open_stream(
-    split: str, source: Any, *, epoch: int, skip: int = 0, prepare: Callable[[Any], Any] | None = None
+    split: str,
+    source: Any,
+    *,
+    epoch: int,
+    skip: int = 0,
+    prepare: Callable[[Any], Any] | None = None,
+    check: Callable[[int, Any], None] | None = None,
 ) -> Stream:
     """Begins ``epoch`` of ``split`` and returns the stream of its batches from batch ``skip`` on.
 
-    ``prepare`` is applied to every batch, in the worker threads where there are some. ``source.set_epoch(epoch)`` is
-    called once, where it is defined, before the length is read. Raises DataError for a length or ``skip`` out of range.
+    ``prepare`` is applied to every batch, in the worker threads where there are some; ``check(index, batch)`` runs just
+    before it, and is for errors that name the batch. ``source.set_epoch(epoch)`` is called once, where it is defined,
+    before the length is read. Raises DataError for a length or ``skip`` out of range.
     """
     inner = unwrap(source)
     if hasattr(inner, "set_epoch"):
@@ -117,7 +124,7 @@ def open_stream(
     total = count_batches(split, inner)
     if not 0 <= skip <= total:
         raise DataError(f"split '{split}' cannot start at batch {skip}: it has {total}", split=split)
-    return Stream(split, inner, total, skip, prepare, prefetch_config(source))
+    return Stream(split, inner, total, skip, prepare, prefetch_config(source), check)
 
 
 def check_indexing(source: Any, values: bool = True) -> None:

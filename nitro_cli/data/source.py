@@ -146,8 +146,9 @@ def check_batch(
 ) -> None:
     """Refuses batch ``index`` of ``split`` unless it is a dict of arrays with exactly the fields in ``schema``.
 
-    ``schema`` None means that any fields are right. ``fields`` are those whose values are looked at (the routed ones);
-    None means all. Raises DataError naming split, batch and field.
+    A negative ``index`` stands for one that is not known, ``schema`` None means that any fields are right. ``fields``
+    are those whose values are looked at (the routed ones), None means all. Raises DataError naming split, batch and
+    field.
     """
     _mapping(split, index, batch)
     if schema is not None and (len(schema) != len(batch) or not all(name in schema for name in batch)):
@@ -165,7 +166,7 @@ def check_width(split: str, index: int, batch: Mapping[str, Any], fields: Iterab
         size = len(batch[name])
         if size != width:
             raise DataError(
-                f"split '{split}', batch {index}: field '{name}' has {size} rows, every batch before had {width}",
+                f"{_at(split, index)}: field '{name}' has {size} rows, every batch before had {width}",
                 "a batch of another size would be another program",
                 "fix: drop the partial last batch (drop_last=True)",
                 split=split,
@@ -219,10 +220,14 @@ def check_reserved(split: str, names: Iterable[str]) -> None:
             )
 
 
+def _at(split: str, index: int) -> str:
+    return f"split '{split}', batch {index}" if index >= 0 else f"split '{split}', one of its batches"
+
+
 def _mapping(split: str, index: int, batch: Any) -> Mapping[str, Any]:
     if type(batch) is not dict and not isinstance(batch, Mapping):
         raise DataError(
-            f"split '{split}', batch {index}: a batch must be a dict of arrays, this is {_type(batch)}",
+            f"{_at(split, index)}: a batch must be a dict of arrays, this is {_type(batch)}",
             'fix: give the arrays names: {"image": x, "label": y}',
             split=split,
             batch=index,
@@ -230,7 +235,7 @@ def _mapping(split: str, index: int, batch: Any) -> Mapping[str, Any]:
     for name in batch:
         if type(name) is not str:
             raise DataError(
-                f"split '{split}', batch {index}: field names must be strings, this one is {name!r}",
+                f"{_at(split, index)}: field names must be strings, this one is {name!r}",
                 split=split,
                 batch=index,
             )
@@ -247,7 +252,7 @@ def _changed_schema(split: str, index: int, batch: Mapping[str, Any], schema: Co
         hint = did_you_mean(appeared[0], missing)
         notes.append(f"appeared: {listed(appeared)}{' (' + hint + ')' if hint else ''}")
     return DataError(
-        f"split '{split}', batch {index}: its fields are not those of the first batch",
+        f"{_at(split, index)}: its fields are not those of the first batch",
         *notes,
         "fix: every batch of every split has the same fields",
         split=split,
@@ -269,7 +274,7 @@ def _check_value(split: str, index: int, name: str, value: Any, routed: bool) ->
     else:
         problem, fix = f"is {_type(value)}, not a numpy array", "convert it with np.asarray(..., dtype)"
     raise DataError(
-        f"split '{split}', batch {index}: field '{name}' {problem}", f"fix: {fix}", split=split, batch=index, field=name
+        f"{_at(split, index)}: field '{name}' {problem}", f"fix: {fix}", split=split, batch=index, field=name
     )
 
 

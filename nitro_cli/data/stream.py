@@ -42,6 +42,7 @@ class Stream:
         skip: int,
         prepare: Callable[[Any], Any] | None,
         config: dict[str, Any],
+        check: Callable[[int, Any], None] | None = None,
     ) -> None:
         self.path: str = config["path"]
         self.wait_seconds = 0.0
@@ -50,6 +51,7 @@ class Stream:
         self._source = source
         self._total = total
         self._prepare = prepare
+        self._check = check
         self._config = config
         self._by_index = indexable(source)
         self._ledger = Ledger(split, skip, total)
@@ -107,12 +109,14 @@ class Stream:
         return items
 
     def _inline(self, items: Iterator[Any], start: int, stop: int | None = None) -> Iterator[tuple[int, Any]]:
-        prepare, ledger = self._prepare, self._ledger
+        prepare, check, ledger = self._prepare, self._check, self._ledger
         for index in range(start, self._total if stop is None else stop):
             began = perf_counter()
             batch = next(items, END)
             if batch is END:
                 return
+            if check is not None:
+                check(index, batch)
             if prepare is not None:
                 batch = prepare(batch)
             self.wait_seconds += perf_counter() - began
@@ -152,16 +156,17 @@ class Stream:
             yield index, batch
 
     def _fetch(self, items: Iterator[Any]) -> Callable[[int], Any]:
-        prepare = self._prepare or (lambda batch: batch)
-        if self._by_index:
-            source = self._source
-            return lambda index: prepare(source[index])
+        source, by_index, prepare, check = self._source, self._by_index, self._prepare, self._check
 
-        def draw(_: int) -> Any:
-            batch = next(items, END)
-            return batch if batch is END else prepare(batch)
+        def fetch(index: int) -> Any:
+            batch = source[index] if by_index else next(items, END)
+            if batch is END:
+                return END
+            if check is not None:
+                check(index, batch)
+            return batch if prepare is None else prepare(batch)
 
-        return draw
+        return fetch
 
 
 class Ledger:

@@ -159,6 +159,11 @@ def test_bad_batches(batch, snapshot):
     assert error_of(check_batch, "train", 5, batch, ("image", "label")) == snapshot
 
 
+def test_a_batch_of_unknown_number_is_not_given_a_wrong_one():
+    assert error_of(check_batch, "train", -1, (), None).startswith("split 'train', one of its batches: ")
+    assert error_of(check_width, "train", -1, BATCH, ("image",), 8).startswith("split 'train', one of its batches: ")
+
+
 def test_only_routed_fields_are_looked_at():
     batch = {**BATCH, "ids": ["a", "b", "c", "d"]}
     check_batch("train", 0, batch, batch.keys(), fields=("image", "label"))

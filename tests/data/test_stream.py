@@ -226,6 +226,25 @@ def test_prepare_runs_where_the_fetch_runs(kind):
     assert names == {threading.current_thread().name}
 
 
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_check_knows_the_number_of_the_batch_and_sees_it_unprepared(kind, wrap, slow):
+    seen = []
+    options = {"skip": 3, "prepare": lambda batch: {"x": batch["x"] + 100}}
+    read(WRAPS[wrap](SOURCES[kind](20)), check=lambda index, batch: seen.append((index, int(batch["x"][0]))), **options)
+    assert sorted(seen) == [(i, i) for i in range(3, 20)]
+
+
+def test_what_check_raises_reaches_the_loop():
+    def check(index, batch):
+        if index == 2:
+            raise DataError("batch 2 is wrong")
+
+    for wrap in WRAPS.values():
+        with pytest.raises(DataError, match="batch 2 is wrong"):
+            read(wrap(Indexed(5)), check=check)
+
+
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("error", [KeyError, SystemExit])
 def test_what_a_fetch_raises_reaches_the_loop_with_its_own_traceback(wrap, error):
