@@ -14,6 +14,7 @@ from nitro_cli.cli.console import paint
 from nitro_cli.cli.failures import relative
 
 _ORDER = ("derived", "command line", "python", "preset", "run", "default")
+_FOLDED = ("run", "default")  # what nobody said today: shown with -v
 _JSON_SOURCES = {"command line": "cli"}
 
 
@@ -56,8 +57,8 @@ def title(report: Any) -> str:
 def config_lines(fields: Sequence[Any], verbose: bool) -> list[str]:
     """The frozen configuration for a terminal: what was said first, class defaults folded into one line."""
     ordered = sorted(fields, key=lambda row: _ORDER.index(row.kind) if row.kind in _ORDER else 0)
-    shown = [row for row in ordered if verbose or row.kind != "default"]
-    folded = [row for row in ordered if row not in shown]
+    shown = [row for row in ordered if verbose or row.kind not in _FOLDED]
+    folded = [row for row in ordered if not verbose and row.kind == "default"]
     words = {"derived": "derived", "command line": "overridden", "preset": "from preset", "run": "from the run"}
     counts = {kind: sum(row.kind == kind for row in fields) for kind in words}
     said = [f"{count} {words[kind]}" for kind, count in counts.items() if count]
@@ -125,7 +126,7 @@ def plain_report(report: Any, verbose: bool) -> list[str]:
 
     lines = []
     for row in report.fields:
-        if verbose or row.kind != "default":
+        if verbose or row.kind not in _FOLDED:
             lost = [f" {kind}={short_value(value)}" for kind, value in row.shadowed if kind != "default"]
             source = relative_source(row.source) or row.kind
             lines.append(f"config {row.name}={row.text} source={source}{''.join(lost)}")

@@ -101,17 +101,24 @@ def stray_environment(env: Mapping[str, str] = os.environ) -> list[str]:
     ]
 
 
-def changed_fields(old: Mapping[str, Any], experiment: Any) -> list[tuple[str, str, str]]:
-    """``(field, was, now)`` for each field of a run's configuration that ``experiment`` has otherwise."""
-    from nitro_cli.experiment.content import content_digest, short_value
+def changed_fields(session: Session, old: Mapping[str, Any], experiment: Any) -> list[tuple[str, str, str]]:
+    """``(field, was, now)`` for each field of a run's configuration that ``experiment`` has otherwise.
 
+    ``old`` holds values as TOML says them, so they are read by their fields' types before they are compared.
+    """
+    from nitro_cli.experiment.content import content_digest, short_value
+    from nitro_cli.experiment.values import BadValue, from_python
+
+    infos = {option.field: option.info for option in session.options if option.field}
     rows = []
     for name, entry in old.items():
-        was, now = entry[0], getattr(experiment, name, None)
+        if name not in infos:
+            continue
         try:
+            was, now = from_python(infos[name], entry[0]), getattr(experiment, name)
             same = content_digest(was) == content_digest(now)
-        except TypeError:
-            continue  # values without visible content are the business of the program's key
+        except (BadValue, TypeError):
+            continue  # what cannot be read or compared here is refused, or decided, by the run itself
         if not same:
             rows.append((name, short_value(was), short_value(now)))
     return rows

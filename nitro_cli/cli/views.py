@@ -149,8 +149,8 @@ class View:
             "epochs": outcome.epochs,
             "steps": outcome.steps,
             "seconds": outcome.seconds,
-            "best": best,
-            "latest": latest,
+            "best": _told(best),
+            "latest": _told(latest),
             "run_dir": relative(outcome.run.path),
         }
         self.out.event("done", facts)
@@ -192,3 +192,7 @@ class View:
         if not self.out.screen:
             word, space, rest = line.partition(" ")
             self.out.say(f"{self.out.stamp()}{paint(word, 'word')}{space}{rest}")
+
+
+def _told(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {**checkpoint, "path": relative(checkpoint["path"])} if checkpoint and checkpoint.get("path") else checkpoint

@@ -34,7 +34,7 @@ def prepare(session: Session) -> Prepared:
     view.banner(session.found.qualname, resolved.preset)
     weights, facts = _weights(resolved.experiment, run, checkpoint, view)
     if run is not None:
-        view.changes(changed_fields(base, resolved.experiment), "changed since the run")
+        view.changes(changed_fields(session, base, resolved.experiment), "changed since the run")
 
     from nitro_cli.run.nitro import Nitro
 

@@ -6,8 +6,6 @@ from nitro_cli.cli.failures import relative
 from nitro_cli.cli.session import Session
 from nitro_cli.cli.weights import prepare
 from nitro_cli.cli.writers import columns_of, open_writer, target_of
-from nitro_cli.errors import UsageError
-from nitro_cli.suggest import did_you_mean
 
 
 def run(session: Session) -> int:
@@ -15,12 +13,11 @@ def run(session: Session) -> int:
     out = session.output
     session.check()
     target = target_of(session.value("out"), session.value("format"), bool(session.value("force")), out.json)
+    from nitro_cli.run.evaluating import known_split
+
     prepared = prepare(session)
     nitro, split = prepared.nitro, session.value("split", "test")
-    if split not in nitro.splits:
-        raise UsageError(
-            f"no split {split!r}", f"splits: {', '.join(nitro.splits)}", label=did_you_mean(split, nitro.splits)
-        )
+    known_split(nitro, split)
     rows = 0
     with open_writer(target, out.raw) as writer:
         for outputs in nitro.predict(nitro.splits[split]):

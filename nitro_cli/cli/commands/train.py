@@ -19,7 +19,7 @@ def run(session: Session) -> int:
     resolved = session.configure(base)
     view.banner(found.qualname, resolved.preset)
     if resumed:
-        view.changes(changed_fields(base, resolved.experiment), "changed on resume")
+        view.changes(changed_fields(session, base, resolved.experiment), "changed on resume")
 
     from nitro_cli.run.directory import open_run
     from nitro_cli.run.nitro import Nitro
