@@ -47,7 +47,7 @@ class EntryInfo:
 
 @dataclass
 class Program:
-    """A compiled program. Call ``run`` with flat argument lists; ``used`` books calls once per stretch, not per call."""
+    """A compiled program: ``run`` takes flat lists of arrays. ``used`` books calls, once per stretch."""
 
     request: Request
     built: Built

@@ -1,7 +1,7 @@
 """The evaluation program, one for validate, evaluate and predict, and the metric programs that follow it on the device.
 
 Evaluation always runs at one padded width, so a short batch, a batch without labels and a served one all use the same
-executable. A metric program sees real rows only: its number of rows is part of it, and a split with a remainder has two.
+executable. A metric program sees real rows only: their number is part of it, and a split with a remainder has two.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ def build_metric(
         if hook == "loss":
             return recipe.loss(view, real, fields, key=_evaluation_key(seed), reads=reads)
         with tracing(hook, reads):
-            values = recipe.hooks[hook](view, real, **fields)
-        return values
+            return recipe.hooks[hook](view, real, **fields)
 
     arguments = [list(outputs.specs), list(recipe.device.specs), SEED, list(batch.values())]
     return build(request, metric, arguments, reads=reads, found=found)

@@ -30,10 +30,13 @@ _LIBRARY_ROOTS = tuple(
     for root in {*sysconfig.get_paths().values(), str(Path(__file__).parent.parent)}
     if Path(root).name not in ("bin", "Scripts", "data")
 )
+# Attributes of a class that say nothing about what it does.
 _CLASS_NOISE = frozenset(
-    """__module__ __doc__ __dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __annotations_cache__
-    __qualname__ __firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__
-    __hash__ __slots__ __match_args__""".split()
+    (
+        *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__hash__", "_abc_impl"),
+        *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__match_args__"),
+        *("__firstlineno__", "__static_attributes__", "__abstractmethods__", "__parameters__", "__orig_bases__"),
+    )
 )
 _SMALL = 60
 

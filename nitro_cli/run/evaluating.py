@@ -82,13 +82,15 @@ def evaluate_split(nitro: Nitro, split: str, epoch: int) -> tuple[dict[str, floa
     plan = batch_plan(schema, forward.fields)
 
     def prepare(batch: Any) -> Any:
-        check_batch(split, -1, batch, schema, travelling)
         padded, rows = pad_batch(batch, travelling, setup.eval_width)
         return as_inputs(padded, plan), padded if on_device else batch, rows
 
+    def check(index: int, batch: Any) -> None:
+        check_batch(split, index, batch, schema, travelling)
+
     total = 0
     try:
-        with open_stream(split, source, epoch=epoch, prepare=prepare) as stream:
+        with open_stream(split, source, epoch=epoch, prepare=prepare, check=check) as stream:
             for index, (arrays, batch, rows) in stream:
                 measure.add(forward(arrays), batch, rows, index)
                 total += rows
@@ -187,13 +189,13 @@ def predict_batches(nitro: Nitro, source: Any, split: str) -> Iterator[Any]:
     forward = _Forward(nitro)
     width = nitro.setup.eval_width
     waiting: tuple[list[Any], int] | None = None
-    prepare = _predict_prepare(nitro, split)
+    prepare, check = _predict_prepare(nitro), _check_predictable(split, forward.fields)
 
     def finished(item: tuple[list[Any], int]) -> Any:
         return slice_rows(forward.tree(item[0]), item[1], width)
 
     try:
-        with open_stream(split, source, epoch=0, prepare=prepare) as stream:
+        with open_stream(split, source, epoch=0, prepare=prepare, check=check) as stream:
             for _, (arrays, rows) in stream:
                 outputs = forward(arrays)
                 if waiting is not None:
@@ -208,27 +210,34 @@ def predict_batches(nitro: Nitro, source: Any, split: str) -> Iterator[Any]:
 def predict_batch(nitro: Nitro, batch: Mapping[str, Any]) -> Any:
     """Outputs for one batch of at most the evaluation width."""
     forward = _Forward(nitro)
-    arrays, rows = _predict_prepare(nitro, "predict")(batch)
+    _check_predictable("predict", forward.fields)(0, batch)
+    arrays, rows = _predict_prepare(nitro)(batch)
     try:
         return slice_rows(forward.tree(forward(arrays)), rows, nitro.setup.eval_width)
     finally:
         forward.close()
 
 
-def _predict_prepare(nitro: Nitro, split: str) -> Callable[[Any], tuple[list[Any], int]]:
-    setup = nitro.setup
-    fields = setup.recipe.routes["forward"].fields
-    reference = next(iter(setup.schema.values()))
-    plan = batch_plan(reference, fields)
-
-    def prepare(batch: Any) -> tuple[list[Any], int]:
+def _check_predictable(split: str, fields: Sequence[str]) -> Callable[[int, Any], None]:
+    def check(index: int, batch: Any) -> None:
         lacking = [f for f in fields if f not in batch]
         if lacking:
             raise ExperimentError(
                 f"a batch to predict has no field '{lacking[0]}', which forward takes",
                 f"it has: {', '.join(sorted(batch))}",
             )
-        check_batch(split, -1, batch, None, fields)
+        check_batch(split, index, batch, None, fields)
+
+    return check
+
+
+def _predict_prepare(nitro: Nitro) -> Callable[[Any], tuple[list[Any], int]]:
+    setup = nitro.setup
+    fields = setup.recipe.routes["forward"].fields
+    reference = next(iter(setup.schema.values()))
+    plan = batch_plan(reference, fields)
+
+    def prepare(batch: Any) -> tuple[list[Any], int]:
         padded, rows = pad_batch(batch, fields, setup.eval_width)
         return as_inputs(padded, plan), rows
 

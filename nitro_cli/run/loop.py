@@ -55,12 +55,15 @@ class EpochLoop:
         self.rows: list[Any] = []
         self.host_rows: list[dict[str, float]] = []
         self.data_wait_frac = 0.0
+        self.began = False
 
     def prepare(self, batch: Any) -> Any:
         """From a batch as the loader gives it to the arrays that the program takes."""
-        check_batch("train", -1, batch, self.schema, self.fields)
         arrays = as_inputs(batch, self.plan)
         return (arrays, [np.asarray(batch[f]) for f in self.metric_fields]) if self.host_metrics else (arrays, None)
+
+    def check(self, index: int, batch: Any) -> None:
+        check_batch("train", index, batch, self.schema, self.fields)
 
     def run(self) -> bool:
         """Train to the end of the epoch. False where a stop was asked for before its last batch.
@@ -71,7 +74,9 @@ class EpochLoop:
         state.reset_clock()
         source = self.nitro.setup.splits["train"]
         started = time.perf_counter()
-        with open_stream("train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare) as stream:
+        with open_stream(
+            "train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare, check=self.check
+        ) as stream:
             complete = self._steps(stream)
             wait = stream.wait_seconds
         self.fetch(everything=True)
@@ -93,7 +98,7 @@ class EpochLoop:
         update, clock = self.update.run, state.clock
         params, model_state, opt_state = state.params, state.state, state.opt_state
         self.calls_gradient = self.calls_update = 0
-        next_fetch = time.perf_counter() + FETCH_SECONDS
+        next_fetch = 0.0  # the first step is looked at once it is called
         rows, gradient = self.rows, self.gradient.run
         last = len(self.nitro.setup.splits["train"]) - 1
         try:
@@ -131,7 +136,7 @@ class EpochLoop:
         update = self.update.run
         self.calls_gradient = self.calls_update = 0
         pending = self.nitro.empty_pending(len(self.gradient.found["columns"]))
-        next_fetch = time.perf_counter() + FETCH_SECONDS
+        next_fetch = 0.0
         micro, last = 0, len(self.nitro.setup.splits["train"]) - 1
         for index, (arrays, fields) in stream:
             arguments = (state.params, state.state, seed, device, arrays, scale)
@@ -170,6 +175,9 @@ class EpochLoop:
         A row belongs to the step after those already counted in the handle.
         """
         ready = len(self.rows)
+        if not self.began:
+            self.began = True
+            self.nitro.notify("first_step")
         if not everything:
             ready = next((i for i, row in enumerate(self.rows) if not row.is_ready()), ready)
         taken, self.rows[:] = self.rows[:ready], self.rows[ready:]

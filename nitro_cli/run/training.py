@@ -160,6 +160,7 @@ class Training:
         epoch = state.epoch + 1
         train_loss = state.loss_sum / state.loss_count if state.loss_count else math.nan
         metrics: dict[str, float] = {}
+        n.notify("phase", phase="validate")
         if "val" in n.setup.splits:
             metrics, n.last_rows["val"] = evaluate_split(n, "val", epoch)
         value = self._score(metrics)

@@ -1,0 +1,187 @@
+"""What one checkpoint's folder holds: how names, layout and arrays go in, are checked, and come out again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from nitro_cli.errors import OutputError, ProtectError
+
+Arrays = Mapping[str, Mapping[str, Any]]
+Layout = Mapping[str, Mapping[str, tuple[tuple[int, ...], str]]]
+
+INVENTORY = "files.json"
+DIFFERENCES_SHOWN = 6
+
+
+def _key(name: str) -> str:
+    # Orbax joins names with dots and slashes into paths; quoted, any name is one part.
+    return "k" + quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("~", "%7E")
+
+
+def prepared(arrays: Arrays) -> tuple[dict[str, Any], int]:
+    """What orbax gets, and its bytes. It refuses arrays without elements; those live in the layout alone."""
+    import jax
+    import numpy as np
+
+    state: dict[str, dict[str, Any]] = {}
+    size = 0
+    for component, leaves in arrays.items():
+        for path, leaf in leaves.items():
+            array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)  # orbax turns numpy scalars into ints
+            if array.size:
+                state.setdefault(_key(component), {})[_key(path)] = array
+                size += array.size * array.dtype.itemsize
+    # The format mark is always there: orbax refuses a tree without arrays, too.
+    return {"format": np.asarray(1, np.int32), **({"state": state} if state else {})}, size
+
+
+def described(arrays: Arrays) -> list[list[Any]]:
+    """The layout as JSON: ``[[component, [[path, shape, dtype], ...]], ...]``, in the order given."""
+    import numpy as np
+
+    def leaf_row(path: str, leaf: Any) -> list[Any]:
+        return [path, list(np.shape(leaf)), dtype_name(leaf)]
+
+    return [
+        [component, [leaf_row(path, leaf) for path, leaf in leaves.items()]] for component, leaves in arrays.items()
+    ]
+
+
+def dtype_name(leaf: Any) -> str:
+    """``float32``, ``bfloat16``: the name of an array's or a ShapeDtypeStruct's dtype."""
+    import numpy as np
+
+    return str(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype)
+
+
+def json_default(value: Any) -> Any:
+    """numpy scalars and arrays and paths in ``meta``; nan and infinity stay, they come back as they were."""
+    return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+
+
+def inspect_folder(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The record of a checkpoint, or None and what is wrong with its files."""
+    if not path.is_dir():
+        return None, "there is no such folder"
+    expected: dict[str, int | None] = {"arrays/_METADATA": None, "arrays/manifest.ocdbt": None, "record/metadata": None}
+    try:
+        with contextlib.suppress(FileNotFoundError):  # killed between commit and list: only the main files are known
+            expected = json.loads((path / INVENTORY).read_bytes())
+        for name, size in expected.items():
+            if not (path / name).is_file():
+                return None, f"{name} is missing"
+            if size is not None and (path / name).stat().st_size != size:
+                return None, f"{name} does not have its {size} bytes"
+        record = json.loads((path / "record" / "metadata").read_bytes())
+        return (record, "") if record.get("format") == 1 else (None, "it was not written by nitro")
+    except (OSError, ValueError, AttributeError) as error:
+        return None, f"its record cannot be read ({first_line(error)})"
+
+
+def write_inventory(path: Path) -> None:
+    """List the files of a committed checkpoint with their sizes."""
+    sizes = {str(file.relative_to(path)): file.stat().st_size for file in path.rglob("*") if file.is_file()}
+    fresh = path / f".{INVENTORY}"
+    fresh.write_text(json.dumps(sizes), encoding="utf-8")
+    os.replace(fresh, path / INVENTORY)
+
+
+def compare(path: Path, stored: Layout, wanted: Layout) -> None:
+    """Raise ``ProtectError`` with a was -> now table where paths, shapes or dtypes differ."""
+    was, now = _flat(stored), _flat(wanted)
+    keys = [*was, *(key for key in now if key not in was)]
+    different = [
+        f"{'/'.join(key)}: was {was.get(key, 'absent')} -> now {now.get(key, 'absent')}"
+        for key in keys
+        if was.get(key) != now.get(key)
+    ]
+    if different:
+        more = len(different) - DIFFERENCES_SHOWN
+        rest = [f"and {more} more"] if more > 0 else []
+        raise ProtectError(
+            f"the checkpoint {path} does not fit this experiment", *different[:DIFFERENCES_SHOWN], *rest, path=str(path)
+        )
+
+
+def _flat(layout: Layout) -> dict[tuple[str, ...], str]:
+    flat: dict[tuple[str, ...], str] = {}
+    for component, leaves in layout.items():
+        if not leaves:
+            flat[(component,)] = "empty"
+        for path, (shape, dtype) in leaves.items():
+            flat[(component, path)] = f"{_short(dtype)}[{','.join(map(str, shape))}]"
+    return flat
+
+
+def _short(dtype: str) -> str:
+    for long, short in (
+        ("bfloat", "bf"),
+        ("float8_", "f8_"),
+        ("float", "f"),
+        ("uint", "u"),
+        ("int", "i"),
+        ("complex", "c"),
+    ):
+        if dtype.startswith(long):
+            return short + dtype.removeprefix(long)
+    return dtype
+
+
+def read_arrays(path: Path, wanted: Layout) -> dict[str, dict[str, Any]]:
+    """The wanted arrays as numpy arrays. Raises ``OutputError`` where the files do not give them."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    quiet_orbax()
+    empty = {
+        (component, name) for component, leaves in wanted.items() for name, (shape, _) in leaves.items() if 0 in shape
+    }
+    state: dict[str, dict[str, Any]] = {}
+    for component, leaves in wanted.items():
+        for name in leaves:
+            if (component, name) not in empty:
+                state.setdefault(_key(component), {})[_key(name)] = ocp.RestoreArgs(restore_type=np.ndarray)
+    read: dict[str, Any] = {}
+    if state:
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                args = ocp.args.PyTreeRestore(
+                    item={"state": state}, restore_args={"state": state}, partial_restore=True
+                )
+                read = reader.restore(path / "arrays", args)["state"]
+        except (OSError, ValueError, RuntimeError) as error:
+            raise OutputError(f"the checkpoint {path} cannot be read: {first_line(error)}", path=str(path)) from error
+    return {
+        component: {
+            name: np.zeros(shape, dtype) if (component, name) in empty else read[_key(component)][_key(name)]
+            for name, (shape, dtype) in leaves.items()
+        }
+        for component, leaves in wanted.items()
+    }
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text, fit for one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+class _OrbaxFilter(logging.Filter):
+    """Drops what orbax says through absl, unless absl was asked to be more talkative than it is by default."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return f"{os.sep}orbax{os.sep}" not in record.pathname or 0 < logging.getLogger("absl").level <= logging.INFO
+
+
+_FILTER = _OrbaxFilter()
+
+
+def quiet_orbax() -> None:
+    """Keep orbax's log lines off stderr; absl's own verbosity brings them back."""
+    logging.getLogger("absl").addFilter(_FILTER)  # added once however often it is called
