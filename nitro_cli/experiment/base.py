@@ -137,18 +137,15 @@ class Experiment(BaseModel, metaclass=_ExperimentMeta):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(self) is not type(other):
+        if not isinstance(other, Experiment) or type(self) is not type(other):
             return NotImplemented
-        try:
-            return content_digest(self) == content_digest(other)
-        except TypeError:  # a Host field with something that has no content to compare, such as an open file
-            return bool(self.__dict__ == other.__dict__)
+        return all(a is b or _same_content(a, b) for a, b in zip(self._held(), other._held(), strict=True))
 
     def __hash__(self) -> int:
-        try:
-            return hash(content_digest(self))
-        except TypeError:
-            return hash(type(self))
+        return hash(tuple(_content_key(value) for value in self._held()))
+
+    def _held(self) -> list[Any]:
+        return [getattr(self, name) for name in type(self).model_fields]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process may not have the experiment's folder on its path: it is told the file.
@@ -156,6 +153,20 @@ class Experiment(BaseModel, metaclass=_ExperimentMeta):
 
         cls = type(self)
         return (restore, (cls.__module__, class_source(cls).path, cls.__qualname__), self.__getstate__())
+
+
+def _same_content(a: Any, b: Any) -> bool:
+    try:
+        return content_digest(a) == content_digest(b)
+    except TypeError:  # no content to compare, such as an open file: only the same object is equal
+        return False
+
+
+def _content_key(value: Any) -> str:
+    try:
+        return content_digest(value)
+    except TypeError:
+        return type(value).__qualname__
 
 
 KNOBS: dict[str, Any] = {name: info.type for name, info in config_metadata(Experiment).items()}

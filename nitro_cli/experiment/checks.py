@@ -133,7 +133,7 @@ def _text_of(annotation: Any) -> str | None:
 
 def _marker_words(annotation: Any) -> Iterator[str]:
     if typing.get_origin(annotation) is Annotated:
-        yield from (tag.marker.word for tag in annotation.__metadata__ if isinstance(tag, MarkerTag))
+        yield from (tag.marker.word for tag in reversed(annotation.__metadata__) if isinstance(tag, MarkerTag))
         yield from _marker_words(annotation.__origin__)
     else:
         for arg in typing.get_args(annotation):

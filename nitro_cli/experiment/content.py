@@ -209,7 +209,7 @@ def check_graphconst(E: type, name: str, value: Any) -> None:
 
 def _broken(value: Any) -> str | None:
     try:
-        twin = copy.deepcopy(value)
+        twin = _twin(value)
     except Exception as error:  # whatever a class of the user's does when copied
         return f"a {type(value).__name__} cannot be copied ({error})"
     try:
@@ -218,6 +218,15 @@ def _broken(value: Any) -> str | None:
     except TypeError as error:
         return str(error)
     return _broken_part(value, twin)
+
+
+def _twin(value: Any) -> Any:
+    """A deep copy in which functions, jitted ones included, stand for themselves."""
+    if type(value) in (list, tuple):
+        return type(value)(_twin(item) for item in value)
+    if type(value) is dict:
+        return {key: _twin(item) for key, item in value.items()}
+    return value if library_name(value) or hasattr(value, "__wrapped__") else copy.deepcopy(value)
 
 
 def _broken_part(value: Any, twin: Any) -> str | None:
@@ -286,7 +295,7 @@ def _has_docstring(code: types.CodeType) -> bool:
 
 
 def _bits(value: float) -> bytes:
-    return struct.pack(">d", value)
+    return struct.pack(">d", value) if value == value else b"nan"  # which of the many NaNs means nothing
 
 
 def _int(value: int) -> bytes:

@@ -102,6 +102,7 @@ def _execute(path: Path, name: str, source: bytes) -> None:
     sys.modules[name] = module
     importlib.invalidate_caches()
     linecache.checkcache(str(path))
+    spec.__dict__["_initializing"] = True  # what Python's message about a circular import goes by
     try:
         with importing(path):  # compiled here: a .pyc is told from a newer file by whole seconds only
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
@@ -110,6 +111,8 @@ def _execute(path: Path, name: str, source: bytes) -> None:
         if before is not None:
             sys.modules[name] = before
         raise
+    finally:
+        spec.__dict__["_initializing"] = False
     setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
 
 

@@ -285,7 +285,9 @@ def _unknown_key(cls: type, name: str, value: Any, where: str) -> Problem:
 
 def _bad_key(cls: type, info: FieldInfo, value: Any, error: BadValue, where: str) -> Problem:
     if value is None:
-        error = BadValue(f"None is not a {type_name(info.type)}", "leave it out for the class's default")
+        error = BadValue(
+            f"it cannot be None, its type is {type_name(info.type)}", "leave it out for the class's default"
+        )
     problem = bad_value(cls, info.name, error)
     return replace(problem, what=f"field '{info.name}'{where}: {error.message}")
 

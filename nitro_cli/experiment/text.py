@@ -23,6 +23,7 @@ _RADIX = re.compile(r"0(x[0-9a-fA-F](_?[0-9a-fA-F])*|o[0-7](_?[0-7])*|b[01](_?[0
 _DIGITS = r"[0-9](_?[0-9])*"
 _FLOAT = re.compile(rf"[+-]?(({_DIGITS}\.?({_DIGITS})?|\.{_DIGITS})([eE][+-]?{_DIGITS})?|inf|nan)")
 _SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence)
+_CONTAINERS = (*_SEQUENCES, dict, collections.abc.Mapping)
 _TEXT_LIKE = (str, PurePath)
 
 
@@ -136,6 +137,8 @@ def _sequence(kind: Any, text: str) -> Any:
         return _toml(kind, text, hint)
     if not text.strip():
         raise BadValue(_expected(kind, text), "write [] for an empty one")
+    if any(typing.get_origin(kind) in _CONTAINERS for item in typing.get_args(kind) for kind in members(item)):
+        raise BadValue(_expected(kind, text), hint)  # commas cannot say which list an item belongs to
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 1 and not parts[-1]:
         parts.pop()

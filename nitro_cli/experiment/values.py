@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections.abc
 import datetime
 import functools
+import re
 import sys
 import types
 import typing
@@ -268,7 +269,8 @@ def _hint(annotation: Any, value: Any) -> str:
         return "an empty path means nothing; leave the field out"
     if isinstance(value, str) and value.lower() in ("none", "null"):
         return "leave the field out, or name it in `unset = [...]` where its type allows None"
-    if isinstance(value, str) and any(kind in (int, float, bool) for kind in kinds):
+    looks_plain = isinstance(value, str) and re.fullmatch(r"[-+\w.]*[0-9]|true|false", value)
+    if looks_plain and any(kind in (int, float, bool) for kind in kinds):
         return "write it without quotes"
     if str in kinds and isinstance(value, int | float | datetime.date | datetime.time):
         return "write it in quotes"
