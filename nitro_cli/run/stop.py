@@ -127,13 +127,30 @@ def _flush() -> None:
             stream.flush()
 
 
+# A forked child shares the wake-up descriptor: a signal to it would stop its parent, and it would not end itself.
+So the # child gets the old handlers back, and signals wait while it has not got them yet.
+_masks = threading.local()
+
+
+def _before_fork() -> None:
+    if _active:
+        _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _after_fork() -> None:
+    old = getattr(_masks, "old", None)
+    if old is not None:
+        _masks.old = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
 def _after_fork_in_child() -> None:
-    # The child shares the wake-up descriptor: its signals would stop the parent.
     for stop in reversed(_active):
         stop._restore()
         stop._pair = stop._watcher = None
     _active.clear()
+    _after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
