@@ -128,7 +128,7 @@ def _flush() -> None:
 
 
 # A forked child shares the wake-up descriptor: a signal to it would stop its parent, and it would not end itself.
-So the # child gets the old handlers back, and signals wait while it has not got them yet.
+# So the child gets the old handlers back, and signals wait while it has not got them yet.
 _masks = threading.local()
 
 
