@@ -25,6 +25,5 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in sorted(value, key=repr)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if hasattr(value, "tolist"):
-        return to_json(value.tolist())
-    return str(value)
+    as_list = getattr(value, "tolist", None)
+    return str(value) if as_list is None else to_json(as_list())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import logging
 import os
 import shlex
@@ -42,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command and return its exit code. Raises nothing."""
     argv = list(argv)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a screen that cannot show a letter must not end a run
     output = Output(parse(argv, OUTPUT).values, sys.stdout, sys.stderr, os.environ)
     _set_logging(output.verbose)

@@ -49,9 +49,9 @@ def relative_source(text: str) -> str:
     return f"{relative(path)}:{line}" if colon and line.isdigit() else text
 
 
-def title(report: Any) -> str:
-    parts = [paint(report.title, "head"), f"preset {report.preset}" if report.preset else "no preset"]
-    return "  ".join([*parts, *([relative(report.path)] if report.path else [])])
+def heading(title: str, preset: str | None, path: Any) -> str:
+    parts = [paint(title, "head"), f"preset {preset}" if preset else "no preset"]
+    return "  ".join([*parts, *([relative(path)] if path else [])])
 
 
 def config_lines(fields: Sequence[Any], verbose: bool) -> list[str]:
@@ -120,16 +120,22 @@ def _hook_text(hook: Any) -> str:
     return f"{hook.hook}({', '.join(hook.fields)}){where}"
 
 
-def plain_report(report: Any, verbose: bool) -> list[str]:
-    """The same facts, one line each: ``config learning_rate=0.003 source=--learning-rate preset=0.001``."""
+def plain_config(fields: Sequence[Any], verbose: bool) -> list[str]:
+    """``config learning_rate=0.003 source=--learning-rate preset=0.001`` for each field that somebody set."""
     from nitro_cli.experiment.content import short_value
 
     lines = []
-    for row in report.fields:
+    for row in fields:
         if verbose or row.kind not in _FOLDED:
             lost = [f" {kind}={short_value(value)}" for kind, value in row.shadowed if kind != "default"]
             source = relative_source(row.source) or row.kind
             lines.append(f"config {row.name}={row.text} source={source}{''.join(lost)}")
+    return lines
+
+
+def plain_report(report: Any, verbose: bool) -> list[str]:
+    """Configuration and bindings, one fact a line."""
+    lines = plain_config(report.fields, verbose)
     for split in report.splits:
         facts = {"rows": split.rows, "batches": split.batches, "batch": split.batch_size, "dropped": split.dropped}
         lines.append(f"binding data.{split.split} {_said(facts)}")
@@ -146,7 +152,7 @@ def _said(facts: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
 
 
-def config_facts(report: Any) -> dict[str, Any]:
+def config_facts(title: str, preset: str | None, path: Any, rows: Sequence[Any]) -> dict[str, Any]:
     """The ``config`` event: every field with its value, marker and source."""
     from nitro_cli.experiment.content import short_value
     from nitro_cli.run.report import plain_json
@@ -161,10 +167,10 @@ def config_facts(report: Any) -> dict[str, Any]:
             "from": relative_source(row.source),
             "shadowed": {kind: plain_json(value, short_value(value)) for kind, value in row.shadowed},
         }
-        for row in report.fields
+        for row in rows
     ]
-    path = relative(report.path) if report.path else None
-    return {"schema": 1, "experiment": report.title, "preset": report.preset, "file": path, "fields": fields}
+    file = relative(path) if path else None
+    return {"schema": 1, "experiment": title, "preset": preset, "file": file, "fields": fields}
 
 
 def binding_facts(report: Any) -> dict[str, Any]:

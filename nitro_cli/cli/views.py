@@ -17,10 +17,11 @@ from nitro_cli.cli.render import (
     clock,
     config_facts,
     config_lines,
+    heading,
     metrics_text,
     number,
+    plain_config,
     plain_report,
-    title,
 )
 
 HEARTBEAT = 60.0
@@ -50,13 +51,29 @@ class View:
 
     def report(self, report: Any) -> None:
         """The configuration and what it is bound to, on stderr."""
-        self.out.event("config", config_facts(report))
+        head = (report.title, report.preset, report.path)
+        self.out.event("config", config_facts(*head, report.fields))
         self.out.event("binding", binding_facts(report))
         verbose = self.out.verbose > 0
         if self.out.screen:
-            for line in (title(report), *config_lines(report.fields, verbose), *binding_lines(report)):
+            for line in (heading(*head), *config_lines(report.fields, verbose), *binding_lines(report)):
                 self.out.say(line)
         for line in plain_report(report, verbose):
+            self._plain(line)
+
+    def config(self, found: Any, resolved: Any) -> None:
+        """The configuration alone, for a command whose handle is built further down."""
+        from nitro_cli.experiment.traits import config_metadata
+        from nitro_cli.run.report import field_rows
+
+        rows = field_rows(resolved.experiment, config_metadata(found.cls), resolved.sources)
+        head = (found.qualname, resolved.preset, found.path)
+        self.out.event("config", config_facts(*head, rows))
+        verbose = self.out.verbose > 0
+        if self.out.screen:
+            for line in (heading(*head), *config_lines(rows, verbose)):
+                self.out.say(line)
+        for line in plain_config(rows, verbose):
             self._plain(line)
 
     def changes(self, rows: list[tuple[str, str, str]], what: str) -> None:

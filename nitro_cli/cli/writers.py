@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import importlib.util
 import io
 import json
@@ -183,14 +184,13 @@ class Parquet:
 
     def write(self, start: int, columns: Columns) -> None:
         import numpy as np
-        import pyarrow
-        import pyarrow.parquet
 
+        pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
         flat = flat_columns(columns)
         rows = len(next(iter(flat.values())))
         table = pyarrow.table({"index": np.arange(start, start + rows), **flat})
         if self._writer is None:
-            self._writer = pyarrow.parquet.ParquetWriter(self._file, table.schema)
+            self._writer = parquet.ParquetWriter(self._file, table.schema)
         self._writer.write_table(table)
 
     def finish(self) -> None:

@@ -336,11 +336,12 @@ def test_quiet_keeps_the_answer(folder, nitro):
 def test_cache_stats(folder, nitro):
     write(folder, "experiments/myexp.py", MYEXP.replace("(0, 4, 8)", "(0, 4)"))
     result = nitro("cache-stats", "myexp")
-    assert result.code == 0, result.err
+    assert result.code == 0, result.out
     rows = [line.split("\t") for line in result.out.splitlines()]
     assert rows[0] == ["program", "hits", "compile", "why"]
     assert {"gradient", "update", "evaluation"} <= {row[0] for row in rows}
     events = nitro("cache-stats", "myexp", "--json").events
+    assert (events[0]["event"], events[-1]["event"]) == ("config", "done")
     cache = next(event for event in events if event["event"] == "cache")
     assert cache["ok"] is True
     assert cache["misses"] == cache["entries"]

@@ -22,6 +22,7 @@ def _check(session: Session) -> int:
     resolved = session.configure()
     view = View(session.output)
     view.banner(session.found.qualname, resolved.preset)
+    view.config(session.found, resolved)
 
     from nitro_cli.run.acceptance import acceptance_check
 
@@ -29,7 +30,7 @@ def _check(session: Session) -> int:
     found = acceptance_check(resolved.experiment, resolved, view.observe)
     code = 0 if found.ok else 1
     for entry in found.entries:
-        out.event("program", entry._asdict() if hasattr(entry, "_asdict") else vars(entry))
+        out.event("program", vars(entry))
     facts = {
         "ok": found.ok,
         "hits": found.hits,

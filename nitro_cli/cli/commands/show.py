@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nitro_cli.cli.render import binding_facts, binding_lines, config_facts, config_lines, plain_report, title
+from nitro_cli.cli.render import binding_facts, binding_lines, config_facts, config_lines, heading, plain_report
 from nitro_cli.cli.session import Session
 
 
@@ -14,12 +14,13 @@ def run(session: Session) -> int:
 
     out = session.output
     report = Nitro(resolved.experiment, resolved=resolved, command_line=session.command_line).report
-    out.event("config", config_facts(report))
+    head = (report.title, report.preset, report.path)
+    out.event("config", config_facts(*head, report.fields))
     out.event("binding", binding_facts(report))
     out.event("done", {"status": "finished", "exit_code": 0})
     verbose = out.verbose > 0
     terminal = out.stdout.isatty()
-    lines = [title(report), *config_lines(report.fields, verbose), *binding_lines(report)] if terminal else []
+    lines = [heading(*head), *config_lines(report.fields, verbose), *binding_lines(report)] if terminal else []
     for line in lines or plain_report(report, verbose):
         out.result(line)
     return 0
