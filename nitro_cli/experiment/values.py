@@ -113,8 +113,6 @@ def widen(annotation: Any, value: Any) -> Any:
     if is_union(target):
         return _widen_union(typing.get_args(target), value)
     origin, args = typing.get_origin(target) or target, typing.get_args(target)
-    if origin is float and type(value) is int:
-        return _exact_float(value)
     if origin in (list, tuple, set, frozenset, collections.abc.Sequence):
         return _widen_items(origin, args, value)
     if origin in (dict, collections.abc.Mapping) and isinstance(value, dict) and len(args) == 2:
@@ -164,13 +162,6 @@ def _enum_member(enum: type[Enum], value: Any) -> Any:
         if type(member.value) is type(value) and member.value == value:
             return member
     return enum.__members__.get(value, value) if isinstance(value, str) else value
-
-
-def _exact_float(value: int) -> Any:
-    try:
-        return float(value)
-    except OverflowError:
-        return value
 
 
 def _python_scalar(target: Any, value: Any) -> Any:
