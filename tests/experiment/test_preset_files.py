@@ -180,14 +180,26 @@ def test_places_respect_strings_and_nesting(empty: Any) -> None:
     y = 1
     '''
     y = {z = 1, w = [1, "}"]}
+    v = [
+    [1],
+    ]
+    u = 1
     [a.b]
     q . r = 1
     """
     file = read_toml(empty.write("x.toml", text))
     lines = {
-        key: file.place(*key).line for key in (("", "quoted.key"), ("a", None), ("a", "x"), ("a", "y"), ("a", "b"))
+        key: file.place(*key).line
+        for key in (("", "quoted.key"), ("a", None), ("a", "x"), ("a", "y"), ("a", "u"), ("a", "b"))
     }
-    assert lines == {("", "quoted.key"): 2, ("a", None): 3, ("a", "x"): 4, ("a", "y"): 7, ("a", "b"): 8}
+    assert lines == {
+        ("", "quoted.key"): 2,
+        ("a", None): 3,
+        ("a", "x"): 4,
+        ("a", "y"): 7,
+        ("a", "u"): 11,
+        ("a", "b"): 12,
+    }
     assert file.place("a", "missing").line is None
 
 
