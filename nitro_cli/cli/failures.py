@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sysconfig
 import tempfile
 import traceback
@@ -12,6 +13,8 @@ from nitro_cli.errors import NitroError, Place, Problem
 
 FAULT = 70
 USER_CODE = 3
+OUTPUT = 5
+_REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _MAX_FRAMES = 8
 _MAX_MESSAGE_LINES = 10
 _NITRO = Path(__file__).resolve().parents[1]
@@ -48,11 +51,24 @@ def describe(error: BaseException) -> tuple[int, str, dict[str, Any]]:
         problem = _user_problem(error, frames)
         facts = {"kind": "exception", "type": type(error).__name__, "message": str(error)[:2000]}
         return USER_CODE, f"error: {problem.render()}", {**facts, **_place_facts(problem.place)}
+    if machine := _machine_problem(error):
+        return OUTPUT, f"error: {machine.render()}", {"kind": "machine", "message": machine.what}
     path = _write_report(error)
     name = type(error).__name__
     first = next(iter(str(error).splitlines()), "")
     text = f"fault: nitro itself failed with {name}: {first}\n   = please report it, with {path}"
     return FAULT, text, {"kind": "fault", "type": name, "message": str(error)[:2000], "report": path}
+
+
+def _machine_problem(error: BaseException) -> Problem | None:
+    """What the machine refused: disk space, a permission, device memory. None for anything else."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        where = f": {relative(error.filename)}" if isinstance(error.filename, str) else ""
+        return Problem(f"{error.strerror}{where}")
+    if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
+        note = "make batches smaller; accum = N then keeps the size of a step"
+        return Problem(f"the device ran out of memory: {_short(str(error), 2)}", notes=(note,))
+    return None
 
 
 def _nitro_text(error: NitroError) -> str:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from nitro_cli import __version__
 from nitro_cli.cli.argv import check_words, command_of, experiment_word, parse
 from nitro_cli.cli.console import Output, Stray
 from nitro_cli.cli.failures import describe, user_frames
@@ -86,9 +87,7 @@ def _dispatch(argv: list[str], output: Output) -> int:
     if not argv or argv[0] in HELP:
         return _help(output, [])
     if argv[0] == "--version":
-        from importlib.metadata import version
-
-        output.result(f"nitro {version('nitro-jax')}")
+        output.result(f"nitro {__version__}")
         return 0
     if argv[0] in ("--install-completion", "--show-completion"):
         from nitro_cli.cli.help import app

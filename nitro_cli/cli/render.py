@@ -15,6 +15,7 @@ from nitro_cli.cli.failures import relative
 
 _ORDER = ("derived", "command line", "python", "preset", "run", "default")
 _FOLDED = ("run", "default")  # what nobody said today: shown with -v
+_WIDE = 120  # from here on there is room for a column of types
 _JSON_SOURCES = {"command line": "cli"}
 
 
@@ -54,7 +55,7 @@ def heading(title: str, preset: str | None, path: Any) -> str:
     return "  ".join([*parts, *([relative(path)] if path else [])])
 
 
-def config_lines(fields: Sequence[Any], verbose: bool) -> list[str]:
+def config_lines(fields: Sequence[Any], verbose: bool, width: int) -> list[str]:
     """The frozen configuration for a terminal: what was said first, class defaults folded into one line."""
     ordered = sorted(fields, key=lambda row: _ORDER.index(row.kind) if row.kind in _ORDER else 0)
     shown = [row for row in ordered if verbose or row.kind not in _FOLDED]
@@ -64,7 +65,10 @@ def config_lines(fields: Sequence[Any], verbose: bool) -> list[str]:
     said = [f"{count} {words[kind]}" for kind, count in counts.items() if count]
     said.append(f"{sum(row.kind == 'default' for row in fields)} default")
     lines = [f"{paint('config', 'head')} ({', '.join(said)})", ""]
-    rows = [[row.name, row.text, row.marker, *([row.type] if verbose else []), place_of(row)] for row in shown]
+    rows = [
+        [row.name, row.text, row.marker, *([row.type] if verbose or width >= _WIDE else []), place_of(row)]
+        for row in shown
+    ]
     lines += ["  " + line for line in grid(rows)]
     if folded:
         text = ", ".join(f"{row.name} {row.text}" for row in folded)

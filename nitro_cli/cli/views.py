@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from nitro_cli import __version__
 from nitro_cli.cli.console import Output, paint
 from nitro_cli.cli.failures import relative
 from nitro_cli.cli.progress import live_line
@@ -40,14 +41,8 @@ class View:
 
     def banner(self, name: str, preset: str | None) -> None:
         """The first line where there is no terminal: something to see before anything slow begins."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            release = version("nitro-jax")
-        except PackageNotFoundError:
-            release = "(source)"
-        host = socket.gethostname()
-        self._plain(f"nitro {release} {name} preset={preset or 'none'} pid={os.getpid()} host={host}")
+        where = f"pid={os.getpid()} host={socket.gethostname()}"
+        self._plain(f"nitro {__version__} {name} preset={preset or 'none'} {where}")
 
     def report(self, report: Any) -> None:
         """The configuration and what it is bound to, on stderr."""
@@ -56,7 +51,11 @@ class View:
         self.out.event("binding", binding_facts(report))
         verbose = self.out.verbose > 0
         if self.out.screen:
-            for line in (heading(*head), *config_lines(report.fields, verbose), *binding_lines(report)):
+            for line in (
+                heading(*head),
+                *config_lines(report.fields, verbose, self.out.width()),
+                *binding_lines(report),
+            ):
                 self.out.say(line)
         for line in plain_report(report, verbose):
             self._plain(line)
@@ -71,7 +70,7 @@ class View:
         self.out.event("config", config_facts(*head, rows))
         verbose = self.out.verbose > 0
         if self.out.screen:
-            for line in (heading(*head), *config_lines(rows, verbose)):
+            for line in (heading(*head), *config_lines(rows, verbose, self.out.width())):
                 self.out.say(line)
         for line in plain_config(rows, verbose):
             self._plain(line)

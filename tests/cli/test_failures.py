@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import sys
 import types
@@ -118,3 +119,16 @@ def test_an_error_of_nitro_inside_a_hook_gets_the_hooks_line(folder):
     code, text, _ = failure(module.forward, ExperimentError("reads a Host field", "make it Device"))
     assert code == 3
     assert "--> experiments/reads.py:2" in text
+
+
+def test_a_full_disk_is_no_fault_of_nitro():
+    code, text, _ = describe(OSError(errno.ENOSPC, "No space left on device", "/data/metrics.jsonl"))
+    assert (code, text) == (5, "error: No space left on device: /data/metrics.jsonl")
+
+
+def test_too_little_memory_is_no_fault_of_nitro():
+    import jax
+
+    code, text, _ = describe(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes."))
+    assert code == 5
+    assert "out of memory" in text

@@ -19,14 +19,26 @@ def rows(page: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--help"], ["train", "--help"], ["train", "--bogus"], ["nonsense"], ["list"], ["--version"]],
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["train", "light", "--help"],
+        ["train", "light", "--max-epochs", "x", "--bogus"],
+        ["train", "--bogus"],
+        ["nonsense"],
+        ["list"],
+        ["--version"],
+    ],
 )
 def test_no_heavy_import_for_help_and_usage_errors(project, argv):
+    write(project, "other/experiments/light.py", SMALL)
     code = (
         "import sys, warnings; from nitro_cli.cli.main import run; run(sys.argv[1:]);"
         f"print('LOADED', [name for name in {HEAVY} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *argv], cwd=project, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], cwd=project / "other", capture_output=True, text=True, check=True
+    )
     assert "LOADED []" in done.stdout
 
 

@@ -48,6 +48,7 @@ def test_stdout_has_the_run_directory_and_nothing_else(trained):
 def test_a_log_file_is_quiet_and_greppable(trained):
     text = (trained / "err").read_text()
     assert not {"\r", "\x1b"} & set(text)
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in text.splitlines())
     lines = without_times(text)
     assert re.match(r"nitro \S+ myexp:MyExp preset=none pid=\d+ host=", lines[0])
     assert "config max_epochs=3 source=--max-epochs" in lines
@@ -369,3 +370,35 @@ def test_sys_exit_in_a_hook_is_no_success(folder, nitro):
     hook = "def build_data(self, dist): "
     write(folder, "experiments/leaves.py", SMALL.replace(hook + "...", hook + "raise SystemExit(0)"))
     assert nitro("train", "leaves").code == 3
+
+
+PLAIN_CLASS = """
+from __future__ import annotations
+from dataclasses import dataclass
+import numpy as np
+from . import helper
+
+@dataclass(frozen=True)
+class Plain:
+    scale: float = 2.0
+
+    def build_data(self, dist):
+        return {"train": [{"x": np.ones((2, 1), np.float32)}]}
+
+    def build_model(self, rng):
+        return None, {"w": helper.START}, {}
+
+    def forward(self, model, ps, st, *, x):
+        return x * ps["w"], st
+
+    def loss(self, outputs):
+        return (outputs**2).mean()
+"""
+
+
+def test_a_dataclass_with_postponed_annotations_and_a_relative_import_trains(folder, nitro):
+    write(folder, "experiments/helper.py", "import numpy as np\n\nSTART = np.ones(1, np.float32)\n")
+    write(folder, "experiments/plainclass.py", PLAIN_CLASS)
+    result = nitro("train", "plainclass", "--scale", "3")
+    assert result.code == 0, result.err
+    assert "config scale=3.0 source=--scale" in result.err

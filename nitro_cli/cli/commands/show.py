@@ -20,7 +20,9 @@ def run(session: Session) -> int:
     out.event("done", {"status": "finished", "exit_code": 0})
     verbose = out.verbose > 0
     terminal = out.stdout.isatty()
-    lines = [heading(*head), *config_lines(report.fields, verbose), *binding_lines(report)] if terminal else []
+    lines = (
+        [heading(*head), *config_lines(report.fields, verbose, out.width()), *binding_lines(report)] if terminal else []
+    )
     for line in lines or plain_report(report, verbose):
         out.result(line)
     return 0
