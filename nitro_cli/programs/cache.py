@@ -81,6 +81,7 @@ class ProgramCache:
         self.hits = 0
         self.misses = 0
         self.programs: dict[str, list[Program]] = {}
+        self._in_order: list[Program] = []
         self._lock = threading.RLock()
 
     def get(
@@ -102,17 +103,20 @@ class ProgramCache:
             why = explain(request, self.all())
             program = Program(request, build(request), why)
             self.programs.setdefault(request.digest, []).append(program)
+            self._in_order.append(program)
             self.misses += 1
         compiled(program)
         return program
 
     def all(self) -> list[Program]:
-        return [program for programs in self.programs.values() for program in programs]
+        """All programs, in the order in which they were compiled."""
+        return list(self._in_order)
 
     def reset(self) -> None:
         with self._lock:
             self.hits = self.misses = 0
             self.programs.clear()
+            self._in_order.clear()
 
 
 _CACHE = ProgramCache()

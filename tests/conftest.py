@@ -1,0 +1,32 @@
+"""Handles whose runs lie in the test's own folder."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def handle(tmp_path) -> Callable[..., Any]:
+    """``handle(experiment, **options)``: a ``Nitro`` with a run directory of its own."""
+    from nitro_cli import Nitro
+
+    count = itertools.count()
+
+    def make(e: Any, **options: Any) -> Any:
+        if "resume" not in options:
+            options.setdefault("run_dir", tmp_path / f"run-{next(count)}")
+        return Nitro(e, **options)
+
+    return make
+
+
+@pytest.fixture
+def empty_cache():
+    """Starts from an empty cache of programs, for tests that count all of them."""
+    from nitro_cli import cache_reset
+
+    cache_reset()
