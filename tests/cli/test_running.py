@@ -288,6 +288,15 @@ def test_an_error_in_a_hook(folder, nitro, words, snapshot):
         assert "Traceback (most recent call last)" in full.err
 
 
+def test_an_error_that_jax_raises_is_shown_at_the_line_of_the_hook(folder, nitro):
+    write(folder, "experiments/shapes.py", MYEXP.replace('x @ ps["w"]', 'x.reshape((7,)) @ ps["w"]'))
+    result = nitro("train", "shapes", "--json")
+    assert result.code == 3
+    event = result.events[-1]
+    assert event["file"] == "experiments/shapes.py"
+    assert "site-packages" not in result.err
+
+
 def test_divergence_is_a_no(folder, nitro):
     write(folder, "experiments/diverges.py", MYEXP.replace("* (1 + self.smoothing)", "* np.float32('nan')"))
     result = nitro("train", "diverges", "--max-epochs", "1", "--json")

@@ -146,6 +146,7 @@ def test_the_log_is_the_same_however_the_run_was_watched(inside, told, tty, valu
     story(view, inside)
     assert tidy(watched) == tidy((inside / "console.log").read_text())
     assert "compile gradient: first use" in watched
+    assert "epoch 1/40 " in watched
 
 
 def test_as_json(inside, told):

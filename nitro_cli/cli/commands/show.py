@@ -19,10 +19,10 @@ def run(session: Session) -> int:
     out.event("binding", binding_facts(report))
     out.event("done", {"status": "finished", "exit_code": 0})
     verbose = out.verbose > 0
-    terminal = out.stdout.isatty()
-    lines = (
-        [heading(*head), *config_lines(report.fields, verbose, out.width()), *binding_lines(report)] if terminal else []
-    )
-    for line in lines or plain_report(report, verbose):
+    if out.stdout.isatty():
+        lines = [heading(*head), *config_lines(report.fields, verbose, out.width()), *binding_lines(report)]
+    else:
+        lines = plain_report(report, verbose)
+    for line in lines:
         out.result(line)
     return 0
