@@ -105,11 +105,11 @@ class Watcher:
 
 
 class Stopping:
-    """A loader of the batches of another one, which calls ``act`` when batch ``at`` of epoch ``epoch`` is asked for."""
+    """The batches of another loader; calls ``act``, once, when batch ``at`` of epoch ``epoch`` is asked for."""
 
     def __init__(self, source: Any, at: int, act: Callable[[], None], epoch: int = 0) -> None:
         self.source, self.at, self.act, self.epoch = source, at, act, epoch
-        self.now = 0
+        self.now, self.done = 0, False
 
     def set_epoch(self, epoch: int) -> None:
         self.now = epoch
@@ -121,7 +121,8 @@ class Stopping:
 
     def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self.source):
-            if index == self.at and self.now == self.epoch:
+            if index == self.at and self.now == self.epoch and not self.done:
+                self.done = True
                 self.act()
             yield batch
 
