@@ -114,7 +114,7 @@ def _pairs(values: Mapping[str, Any]) -> list[str]:
 
 def _split_text(split: Any) -> str:
     rows = f" {split.rows} rows," if split.rows is not None else ""
-    by = f" x {split.batch_size}" if split.batch_size else ""
+    by = f" x {split.batch_size}" if split.batch_size else " batches"
     last = f", last {split.dropped} dropped" if split.dropped else ""
     return f"{split.split}{rows} {split.batches}{by}{' padded' if split.padded else ''}{last}"
 

@@ -182,9 +182,11 @@ class View:
         head = "done" if outcome.status == "finished" else outcome.status
         tail = f"  best epoch {best['epoch']}  {best['metric']} {number(best['value'])}" if best else ""
         lines = ["", f"{paint(head, 'head')}  {outcome.epochs} epochs in {clock(outcome.seconds)}{tail}", ""]
-        kept = [(found["path"], word) for found, word in ((best, "best"), (latest, "latest")) if found]
-        for path, word in kept:
-            lines.append(f"checkpoint  {relative(path)}   ({word})")
+        kept: dict[str, list[str]] = {}
+        for found, word in ((best, "best"), (latest, "latest")):
+            if found:
+                kept.setdefault(relative(found["path"]), []).append(word)
+        lines += [f"checkpoint  {path}   ({', '.join(words)})" for path, words in kept.items()]
         return [*lines, f"next        {self._next(outcome, name)}"]
 
     def _next(self, outcome: Any, name: str) -> str:

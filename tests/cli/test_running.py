@@ -352,6 +352,7 @@ def test_cache_stats(folder, nitro):
     assert {"gradient", "update", "evaluation"} <= {row[0] for row in rows}
     events = nitro("cache-stats", "myexp", "--json").events
     assert (events[0]["event"], events[-1]["event"]) == ("config", "done")
+    assert "nitro-acceptance" not in result.err
     cache = next(event for event in events if event["event"] == "cache")
     assert cache["ok"] is True
     assert cache["misses"] == cache["entries"]
