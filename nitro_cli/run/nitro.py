@@ -336,6 +336,7 @@ class Nitro:
 
     def _restore(self, checkpoints: Checkpoints, meta: dict[str, Any], info: CheckpointInfo) -> None:
         self._check_graphconst(meta, info, "resumed")
+        self._check_position(meta["position"], info)
         recipe, state = self.setup.recipe, self.state
         layout = self.optimizer_layout()
         stored = checkpoints.restore(
@@ -345,6 +346,24 @@ class Nitro:
         state.state = placed_arrays(recipe.state, stored["st"])
         state.opt_state = placed_arrays(layout, stored["opt_state"])
         state.restore_counters(meta["counters"])
+
+    def _check_position(self, position: int, info: CheckpointInfo) -> None:
+        """A run that was ended inside an epoch goes on at the batch where it stopped: that must still be one."""
+        train, accum = self.setup.splits.get("train"), self.setup.knobs.accum
+        if position and (train is None or position >= len(train)):
+            raise ProtectError(
+                f"the checkpoint stands after {position} batches of an epoch, and the train split has "
+                f"{len(train) if train is not None else 0}",
+                f"checkpoint: {info.path}",
+                "resume with the data that it was trained on, or start a new run",
+            )
+        if position % accum:
+            raise ProtectError(
+                f"the checkpoint stands after {position} batches of an epoch, which accum={accum} does not divide",
+                "a step never spans a checkpoint: every batch belongs to a full group",
+                f"checkpoint: {info.path}",
+                "resume with the accum that it was trained with",
+            )
 
     def _load_weights(self, run: RunDirectory, info: CheckpointInfo) -> None:
         checkpoints = Checkpoints(run.checkpoints_path)

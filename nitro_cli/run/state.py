@@ -60,12 +60,19 @@ def placed_arrays(leaves: Leaves, stored: dict[str, Any]) -> list[jax.Array]:
     arrays = []
     for path, spec in zip(leaves.paths, leaves.specs, strict=True):
         array = placed(stored[path])
-        arrays.append(jax.random.wrap_key_data(array, impl=str(spec.dtype)[4:-1]) if _is_key(spec) else array)
+        arrays.append(jax.random.wrap_key_data(array, impl=_key_impl(spec)) if _is_key(spec) else array)
     return arrays
 
 
 def _is_key(leaf: Any) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(spec: jax.ShapeDtypeStruct) -> Any:
+    """How keys like ``spec`` make their numbers. jax tells it of keys only, so one is looked at inside a trace."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), spec)
+    return found[0]
 
 
 def _raw(array: jax.Array) -> Any:
