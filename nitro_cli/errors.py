@@ -124,7 +124,7 @@ class ExperimentError(NitroError):
 
 
 class ProtectError(NitroError):
-    """Refused in order to protect data: a folder in use, a resume that does not fit, a file that would be overwritten."""
+    """Refused to protect data: a folder in use, a resume that does not fit, a file that would be overwritten."""
 
     exit_code = 4
     kind = "protect"

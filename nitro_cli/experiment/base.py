@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, model_validator
 from pydantic._internal._model_construction import ModelMetaclass
@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined, SchemaError
 from nitro_cli.errors import ExperimentError, NitroError, Problem, UsageError
 from nitro_cli.experiment import checks
 from nitro_cli.experiment.content import content_digest
-from nitro_cli.experiment.hooks import unknown_field
+from nitro_cli.experiment.hooks import default_no_decay, unknown_field
 from nitro_cli.experiment.sources import class_source, defined_at
 from nitro_cli.experiment.traits import config_metadata, own_annotations
 from nitro_cli.experiment.values import BadValue, from_python, type_name
@@ -84,8 +84,20 @@ class Experiment(BaseModel, metaclass=_ExperimentMeta):
     """Learning rate of the optimizer; an input of the update program, so changing it compiles nothing."""
     accum: int = Field(default=1, ge=1)
     """Batches whose gradients are averaged into one optimizer step."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, scaled by the learning rate; 0 means none. Biases and norms do not decay."""
     gradient_clip_norm: float = Field(default=0.0, ge=0)
     """Largest global norm of the gradient of one step; 0 means no clipping."""
+    ema_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of an exponential moving average of the weights; 0 means none is kept."""
+    evaluate_with_ema: bool = False
+    """Evaluate and predict with the moving average of the weights."""
+    param_dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype in which parameters are stored; none keeps what build_model returns."""
+    compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype in which forward computes; parameters and loss keep theirs. None casts nothing."""
+    parameter_layout: Literal["mix", "flat", "tree"] = "mix"
+    """How parameters cross program boundaries: small leaves joined, all joined, or none."""
     run_dir: Path | None = None
     """Folder of the run; by default a new one below runs/."""
     check_divergence: bool = True
@@ -106,8 +118,39 @@ class Experiment(BaseModel, metaclass=_ExperimentMeta):
         return {}
 
     def optimizer(self) -> Any:
-        """The optax optimizer of the run; None means nitro's default, RAdam."""
+        """The optax factory of the run (``optax.adamw``, or a partial of one); None means nitro's default, RAdam.
+
+        ``optimizer(self, group)`` gives one per parameter group, and ``optimizer(self, group, hp)`` builds a whole
+        transformation from the group's resolved hyperparameters.
+        """
         return None
+
+    def param_group(self, path: str, leaf: Any) -> str:
+        """The parameter group of a leaf, by its dotted path (``"encoder.dense.kernel"``), shape and dtype."""
+        return "default"
+
+    def group_learning_rate(self, group: str) -> float | None:
+        """The learning rate of a group; its ratio to the knob holds under every schedule. None means the knob."""
+        return None
+
+    def group_weight_decay(self, group: str) -> float | None:
+        """The weight decay of a group; None means the knob."""
+        return None
+
+    def decay_anchor(self, group: str) -> Any:
+        """What weights decay towards: ``"zero"``, ``"w0"`` (the weights of ``build_model``), or a tree of arrays."""
+        return "zero"
+
+    def no_decay(self, path: str, leaf: Any) -> bool:
+        """Whether a leaf is excluded from weight decay: by default those of one dimension or none."""
+        return default_no_decay(path, leaf)
+
+    def schedules(self) -> dict[str, Any]:
+        """Schedules by name: a number, an optax schedule, or a function of the total number of steps that returns one.
+
+        Steps are counted from 0, as optax counts them.
+        """
+        return {}
 
     def checkpointer(self) -> Any:
         """The checkpoint policy of the run; None means nitro's default."""

@@ -23,7 +23,13 @@ OPTIONAL = (
     "finalize_metrics",
     "metrics_residency",
     "derive",
+    "param_group",
     "optimizer",
+    "group_learning_rate",
+    "group_weight_decay",
+    "decay_anchor",
+    "no_decay",
+    "schedules",
     "checkpointer",
 )
 CLASS_HOOKS = ("presets",)
@@ -37,6 +43,11 @@ SIGNATURES = {
     "forward": "def forward(self, model, ps, st, *, <batch fields>): ...  # (outputs, st_new)",
     "loss": "def loss(self, outputs, *, <batch fields>): ...  # a scalar",
 }
+
+
+def default_no_decay(path: str, leaf: Any) -> bool:
+    """Whether weight decay leaves a parameter alone: those of one dimension or none (biases, scales of norms)."""
+    return len(leaf.shape) <= 1
 
 
 def hook(experiment: Any, name: str) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""The optimizer of a run: an optax factory whose numeric hyperparameters are arguments of the program, not part of it.
+"""The optimizer rule of a parameter group: an optax factory whose numbers are arguments of the program.
 
 A factory (``optax.adamw``, or a ``functools.partial`` of one) is called inside the update program with traced numbers,
 so a sweep over rates, decays or betas reuses one compiled program. A finished transformation has its numbers baked in,
@@ -9,56 +9,92 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from nitro_cli.errors import ExperimentError
 
 _FIX = "return a factory: `return optax.adam`, or with settings `return functools.partial(optax.adam, b1=0.8)`"
+# Wrappers that gather several gradients by themselves, by the name of their state.
+_ACCUMULATING = ("MultiStepsState", "ApplyEvery", "ApplyEveryState")
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What ``optimizer(self, group, hp)`` builds a transformation from.
+
+    ``learning_rate`` and ``weight_decay`` are traced float scalars of this group; ``decay_mask`` is a tree of bools,
+    True where ``no_decay`` lets weights decay; ``anchor`` is the tree that decay pulls towards, or None for zero.
+    """
+
+    learning_rate: Any
+    weight_decay: Any
+    decay_mask: Any
+    anchor: Any
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``hyperparameters`` enter the update program as float scalars; ``fixed`` are baked in (flags, counts, names)."""
+    """``hyperparameters`` enter the update program as float scalars; ``fixed`` are baked in (flags, counts, names).
+
+    ``whole`` is set where the experiment builds the transformation by itself; nitro then adds no decay.
+    """
 
     name: str
-    factory: Callable[..., optax.GradientTransformation]
+    factory: Callable[..., Any]
     hyperparameters: Mapping[str, float]
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
-    def build(self, hyperparameters: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+    @property
+    def decays_itself(self) -> bool:
+        """Whether weight decay is one of the factory's own hyperparameters (``optax.adamw``)."""
+        return not self.whole and "weight_decay" in self.hyperparameters
+
+    def build(
+        self, values: Mapping[str, Any], decay_mask: Any = None, anchor: Any = None
+    ) -> optax.GradientTransformationExtraArgs:
         """The transformation for these values, which may be tracers."""
-        made = self.factory(**self.fixed, **hyperparameters)
+        if self.whole:
+            hp = Hyperparameters(values["learning_rate"], values["weight_decay"], decay_mask, anchor)
+            made = self.factory(hp)
+        else:
+            made = self.factory(**self.fixed, **values)
+        if isinstance(made, optax.MultiSteps):
+            raise accumulates(self.name)
+        if not isinstance(made, optax.GradientTransformation):
+            raise ExperimentError(f"the optimizer {self.name} gives {type(made).__name__}, no optax transformation")
         return optax.with_extra_args_support(made)
 
-    def values(self) -> list[np.ndarray]:
-        """Hyperparameters as float scalars, in the order of their names."""
-        dtype = jax.dtypes.canonicalize_dtype(np.float64)
-        return [np.asarray(self.hyperparameters[name], dtype) for name in sorted(self.hyperparameters)]
 
-    def named(self, values: list[Any]) -> dict[str, Any]:
-        return dict(zip(sorted(self.hyperparameters), values, strict=True))
+def accumulates(name: str) -> ExperimentError:
+    return ExperimentError(
+        f"the optimizer {name} gathers several gradients by itself",
+        "nitro accumulates: every update it makes is a whole step, so schedules and the log would count wrongly",
+        "set the knob accum instead: --accum 4",
+    )
 
 
-def resolve_rule(declared: Any, learning_rate: float, owner: str) -> Rule:
-    """The rule for what ``optimizer(self)`` returned (None means RAdam), at the rate of the knob ``learning_rate``.
+def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner: str, group: str) -> Rule:
+    """The rule for what ``optimizer`` returned (None means RAdam), at the group's rate.
 
-    Raises ExperimentError for a finished transformation, for a factory without a learning rate, and for a rate that the
-    factory was already given.
+    Raises ExperimentError for a finished transformation, for a factory without a learning rate, for a rate that the
+    factory was already given, and for one that decays by itself while nitro's decay is on.
     """
     factory: Any = optax.radam if declared is None else declared
+    if isinstance(factory, optax.MultiSteps):
+        raise accumulates("MultiSteps")
     if isinstance(factory, optax.GradientTransformation):
         raise ExperimentError(
             f"{owner}.optimizer returns a finished optax transformation; its numbers would be baked into the program",
             "every change of a rate would then compile again",
             _FIX,
-            "the rate itself is the knob learning_rate",
+            "to build a whole transformation from the resolved values: def optimizer(self, group, hp)",
         )
     if not callable(factory):
         raise ExperimentError(f"{owner}.optimizer returns {type(factory).__name__}, not an optax factory", _FIX)
@@ -77,12 +113,20 @@ def resolve_rule(declared: Any, learning_rate: float, owner: str) -> Rule:
         raise ExperimentError(
             f"{owner}.optimizer fixes learning_rate={given['learning_rate']!r} for {name}",
             "the rate is the knob learning_rate: set it in a preset, with --learning-rate, or as a class default",
+            "a schedule for it belongs into schedules(self)",
         )
     if "learning_rate" not in parameters:
         raise ExperimentError(f"{owner}.optimizer returns {name}, which has no parameter 'learning_rate'", _FIX)
     settings = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty} | given
     settings.pop("learning_rate", None)
     numeric = {key: float(value) for key, value in settings.items() if _is_number(value)}
+    if "weight_decay" in numeric and weight_decay > 0:
+        raise ExperimentError(
+            f"group '{group}' would decay twice: {name} decays by itself, and nitro's weight_decay is {weight_decay}",
+            f"either set nitro's weight_decay to 0 and give it to the factory: functools.partial(optax.{name}, "
+            f"weight_decay={weight_decay})",
+            "or take the rule without decay (adam for adamw) and keep nitro's, which knows no_decay and anchors",
+        )
     fixed = {key: value for key, value in given.items() if key not in numeric}
     return Rule(name, function, {"learning_rate": float(learning_rate), **numeric}, fixed)
 
@@ -94,9 +138,10 @@ def _is_number(value: Any) -> bool:
 def traceable(rule: Rule, parameters: Any) -> Rule:
     """``rule`` with those hyperparameters fixed that its code decides by in Python, and so cannot take as arguments.
 
-    ``parameters`` is the tree of parameter shapes. Usually nothing has to be fixed.
+    ``parameters`` is a tree of parameter shapes. Usually nothing has to be fixed. Raises ExperimentError where the rule
+    accumulates by itself, or needs arguments that nitro does not give.
     """
-    if _traces(rule, parameters):
+    if rule.whole or _traces(rule, parameters):
         return rule
     for name in sorted(rule.hyperparameters):
         moved = _fixing(rule, [name])
@@ -106,28 +151,42 @@ def traceable(rule: Rule, parameters: Any) -> Rule:
     return _fixing(rule, [name for name in rule.hyperparameters if name != "learning_rate"])
 
 
-def _fixing(rule: Rule, names: list[str]) -> Rule:
+def _fixing(rule: Rule, names: Sequence[str]) -> Rule:
     kept = {name: value for name, value in rule.hyperparameters.items() if name not in names}
     return Rule(rule.name, rule.factory, kept, {**rule.fixed, **{n: rule.hyperparameters[n] for n in names}})
 
 
 def _traces(rule: Rule, parameters: Any) -> bool:
-    def step(values: list[Any], ps: Any) -> Any:
-        transformation = rule.build(rule.named(values))
-        return transformation.update(ps, transformation.init(ps), ps)
+    def step(values: dict[str, Any], ps: Any) -> Any:
+        transformation = rule.build(values)
+        state = transformation.init(ps)
+        check_state(rule, state)
+        return transformation.update(ps, state, ps)
 
+    values = {name: np.float32(value) for name, value in rule.hyperparameters.items()}
     try:
-        jax.eval_shape(step, rule.values(), parameters)
+        jax.eval_shape(step, values, parameters)
     except jax.errors.ConcretizationTypeError:
         return False
+    except TypeError as error:
+        if "missing" in str(error) and "argument" in str(error):
+            raise ExperimentError(
+                f"the optimizer {rule.name} needs arguments that nitro does not give it: {error}",
+                "it wants to evaluate the loss itself; take a rule that works on gradients alone",
+            ) from error
+        raise
     return True
 
 
-def initial_state(rule: Rule, parameters: Any) -> Any:
-    """The optimizer state for ``parameters``, compiled as one program instead of one per operation."""
+def check_state(rule: Rule, state: Any) -> None:
+    """Refuses a wrapper that accumulates, wherever it stands in the chain."""
+    jax.tree.map(lambda node: _refuse_accumulating(rule, node), state, is_leaf=lambda node: _is_accumulating(node))
 
-    def optimizer_init(values: list[Any], ps: Any) -> Any:
-        state = rule.build(rule.named(values)).init(ps)
-        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
-    return jax.jit(optimizer_init)(rule.values(), parameters)
+def _is_accumulating(node: Any) -> bool:
+    return type(node).__name__ in _ACCUMULATING
+
+
+def _refuse_accumulating(rule: Rule, node: Any) -> None:
+    if _is_accumulating(node):
+        raise accumulates(rule.name)

@@ -16,16 +16,17 @@ from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.recipe import EVALUATION, Leaves, Recipe, spec_text
+from nitro_cli.programs.leaves import Leaves, spec_text
+from nitro_cli.programs.recipe import EVALUATION, Recipe
 from nitro_cli.programs.training import SEED
 
 
 def evaluation_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], model_content: Any) -> Request:
     """What the evaluation program depends on: ``forward`` and the model, at the padded batch shapes."""
     code = fingerprint(recipe.owner, forward=recipe.hooks["forward"], model=model_content)
-    arguments = recipe.params.described("ps") | recipe.state.described("st") | recipe.device.described("device")
+    arguments = recipe.described()
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
-    return Request("evaluation", code, arguments, {"train": "False"}, recipe.fields)
+    return Request("evaluation", code, arguments, recipe.settings() | {"train": "False"}, recipe.fields)
 
 
 def build_evaluation(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
@@ -37,7 +38,7 @@ def build_evaluation(request: Request, recipe: Recipe, batch: Mapping[str, jax.S
     def evaluation(params: Any, state: Any, device: Any, seed: Any, arrays: Any) -> Any:
         outputs, _ = recipe.forward(
             recipe.view(device),
-            recipe.params.tree(params),
+            recipe.plan.layout.tree(params),
             recipe.state.tree(state),
             dict(zip(names, arrays, strict=True)),
             train=False,
@@ -48,7 +49,7 @@ def build_evaluation(request: Request, recipe: Recipe, batch: Mapping[str, jax.S
         return jax.tree.leaves(outputs)
 
     arguments = [
-        list(recipe.params.specs),
+        recipe.plan.layout.specs,
         list(recipe.state.specs),
         list(recipe.device.specs),
         SEED,

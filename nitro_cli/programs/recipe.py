@@ -15,41 +15,11 @@ import jax.numpy as jnp
 from nitro_cli.data.routing import Route
 from nitro_cli.errors import ExperimentError, Place
 from nitro_cli.experiment.view import compile_view, tracing
-from nitro_cli.optim.rule import Rule
+from nitro_cli.optim.plan import Plan
+from nitro_cli.programs.leaves import Leaves, spec_text
 
 # Streams of random numbers, apart by use; the step and micro-batch are folded in besides.
 FORWARD, LOSS, TRAIN_METRICS, EVALUATION = range(4)
-
-
-@dataclass(frozen=True)
-class Leaves:
-    """A tree that crosses program boundaries as a flat list: its structure, and path, shape and dtype per leaf."""
-
-    structure: Any
-    paths: tuple[str, ...]
-    specs: tuple[jax.ShapeDtypeStruct, ...]
-
-    @classmethod
-    def of(cls, tree: Any) -> Leaves:
-        """Describe ``tree``, whose leaves are arrays or shape structs."""
-        with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-        paths = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path, _ in with_paths]
-        if len(set(paths)) != len(paths):
-            paths = [f"{path}#{index}" if paths.count(path) > 1 else path for index, path in enumerate(paths)]
-        specs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for _, leaf in with_paths)
-        return cls(structure, tuple(paths), specs)
-
-    def tree(self, leaves: Any) -> Any:
-        return jax.tree.unflatten(self.structure, leaves)
-
-    def described(self, name: str) -> dict[str, str]:
-        """``{"ps.dense.kernel": "float32[64,10]"}``, for keys and reasons."""
-        return {f"{name}.{path}": spec_text(spec) for path, spec in zip(self.paths, self.specs, strict=True)}
-
-
-def spec_text(spec: Any) -> str:
-    """``float32[64,10]``, as error messages and keys write a shape and dtype."""
-    return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -64,14 +34,24 @@ class Recipe:
     params: Leaves
     state: Leaves
     device: Leaves
-    rule: Rule
+    plan: Plan
     accum: int
-    clip: bool
+    compute_dtype: str | None
     fields: Mapping[str, str]
 
     @property
     def owner(self) -> type:
         return type(self.experiment)
+
+    def described(self) -> dict[str, str]:
+        """What every program with the model in it takes, for its key: parameters as they lie in buffers, state and
+        Device values."""
+        buffers = {b.name: ",".join(self.params.paths[i] for i in b.leaves) for b in self.plan.layout.buffers}
+        laid = {f"buffer {name}": paths for name, paths in buffers.items() if "," in paths}
+        return self.params.described("ps") | laid | self.state.described("st") | self.device.described("device")
+
+    def settings(self) -> dict[str, str]:
+        return {"compute_dtype": self.compute_dtype or "none"}
 
     def routed(self, *hooks: str) -> tuple[str, ...]:
         """Batch fields that any of ``hooks`` takes, each once."""
@@ -84,8 +64,14 @@ class Recipe:
     def forward(
         self, view: Any, ps: Any, st: Any, batch: Mapping[str, Any], *, train: bool, key: Any, reads: set[str]
     ) -> tuple[Any, Any]:
-        """Call ``forward`` and check what it returns: ``(outputs, st_new)`` with ``st_new`` shaped like ``st``."""
+        """Call ``forward`` and check what it returns: ``(outputs, st_new)`` with ``st_new`` shaped like ``st``.
+
+        Under a compute dtype, parameters and floating batch fields go in as that dtype; outputs come back as float32
+        and the state in its own dtypes, so that losses and running statistics keep their precision.
+        """
         route = self.routes["forward"]
+        if self.compute_dtype is not None:
+            ps, batch = _cast((ps, dict(batch)), self.compute_dtype)
         reserved = ({"train": train} if route.train else {}) | ({"rng": self._key(key, FORWARD)} if route.rng else {})
         with tracing("forward", reads):
             returned = self.hooks["forward"](view, self.model, ps, st, **_pick(route, batch), **reserved)
@@ -96,6 +82,9 @@ class Recipe:
                 "a stateless model returns its state unchanged: return outputs, st",
             )
         outputs, st_new = returned
+        if self.compute_dtype is not None:
+            outputs = _cast(outputs, "float32")
+            st_new = self._state_dtypes(st_new)
         self._check_state(st_new)
         width = next(iter(batch.values())).shape[0] if batch else None
         self._check_outputs(outputs, width)
@@ -150,6 +139,14 @@ class Recipe:
     def _key(self, key: Any, stream: int) -> jax.Array:
         return jax.random.fold_in(key, stream)
 
+    def _state_dtypes(self, st_new: Any) -> Any:
+        leaves, structure = jax.tree.flatten(st_new)
+        if structure != self.state.structure:
+            return st_new  # the check that follows says what is wrong
+        return self.state.tree(
+            [jnp.asarray(leaf).astype(spec.dtype) for leaf, spec in zip(leaves, self.state.specs, strict=True)]
+        )
+
     def _check_state(self, st_new: Any) -> None:
         new = Leaves.of(jax.tree.map(jnp.asarray, st_new))
         if new.structure != self.state.structure:
@@ -185,6 +182,16 @@ class Recipe:
         code = getattr(self.hooks[hook], "__code__", None)
         place = Place(code.co_filename, code.co_firstlineno) if code is not None else None
         return ExperimentError(f"{self.owner.__name__}.{hook} {what}", *notes, place=place, hook=hook)
+
+
+def _cast(tree: Any, dtype: str) -> Any:
+    """Floating-point leaves of ``tree`` in ``dtype``; others as they are."""
+
+    def cast(leaf: Any) -> Any:
+        floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(leaf).astype(dtype) if floating else leaf
+
+    return jax.tree.map(cast, tree)
 
 
 def _pick(route: Route, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro_cli.errors import ExperimentError
+from nitro_cli.optim import update as optimizer_step
 from nitro_cli.optim.clip import clip_by_global_norm
+from nitro_cli.optim.plan import GLOBAL
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.recipe import Leaves, Recipe, spec_text
+from nitro_cli.programs.leaves import Leaves, spec_text
+from nitro_cli.programs.recipe import Recipe
 
 CLOCK = jax.ShapeDtypeStruct((3,), np.dtype("int32"))
 SEED = jax.ShapeDtypeStruct((2,), np.dtype("uint32"))
@@ -49,9 +52,8 @@ def gradient_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], 
     roots = {"forward": recipe.hooks["forward"], "loss": recipe.hooks["loss"], "model": model_content}
     if recipe.hooks.get("train_metrics") is not None and recipe.residency["train_metrics"] == "device":
         roots["train_metrics"] = recipe.hooks["train_metrics"]
-    arguments = recipe.params.described("ps") | recipe.state.described("st") | recipe.device.described("device")
-    arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
-    settings = {
+    arguments = recipe.described() | {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
+    settings = recipe.settings() | {
         "accum": "1" if recipe.accum == 1 else "more than 1",
         "train_metrics": recipe.residency["train_metrics"] if recipe.hooks.get("train_metrics") else "none",
     }
@@ -84,11 +86,15 @@ def build_gradient(request: Request, recipe: Recipe, batch: Mapping[str, jax.Sha
             return loss, (st_new, metrics, outputs if host_metrics else None)
 
         (loss, (st_new, metrics, outputs)), gradients = jax.value_and_grad(objective, has_aux=True)(
-            recipe.params.tree(params)
+            recipe.plan.layout.tree(params)
         )
         found["columns"] = ("loss", *metrics)
         row = jnp.stack([jnp.asarray(v).astype(float_spec().dtype) for v in (loss, *metrics.values())])
-        return [jax.tree.leaves(gradients), [jnp.asarray(leaf) for leaf in jax.tree.leaves(st_new)], row], outputs
+        return [
+            recipe.plan.layout.pack(jax.tree.leaves(gradients)),
+            [jnp.asarray(leaf) for leaf in jax.tree.leaves(st_new)],
+            row,
+        ], outputs
 
     def once(params: Any, state: Any, clock: Any, seed: Any, device: Any, arrays: Any) -> Any:
         pending, outputs = micro(params, state, clock, seed, device, arrays)
@@ -109,7 +115,7 @@ def build_gradient(request: Request, recipe: Recipe, batch: Mapping[str, jax.Sha
         pending, clock = [gradients, state_new, row], clock.at[1].add(1)
         return (pending, clock, outputs) if host_metrics else (pending, clock)
 
-    ps, st, device = list(recipe.params.specs), list(recipe.state.specs), list(recipe.device.specs)
+    ps, st, device = recipe.plan.layout.specs, list(recipe.state.specs), list(recipe.device.specs)
     arrays = list(batch.values())
     if recipe.accum == 1:
         arguments: list[Any] = [ps, st, CLOCK, SEED, device, arrays]
@@ -129,52 +135,56 @@ def _count_train_metrics(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruc
         key = jax.random.wrap_key_data(seed, impl="threefry2x32")
         reads: set[str] = set()
         outputs, _ = recipe.forward(
-            view, recipe.params.tree(params), recipe.state.tree(state), fields, train=True, key=key, reads=reads
+            view, recipe.plan.layout.tree(params), recipe.state.tree(state), fields, train=True, key=key, reads=reads
         )
         return recipe.train_metrics(view, outputs, fields, key=key, reads=reads)
 
-    specs = [list(recipe.params.specs), list(recipe.state.specs), SEED, list(recipe.device.specs), list(batch.values())]
+    specs = [recipe.plan.layout.specs, list(recipe.state.specs), SEED, list(recipe.device.specs), list(batch.values())]
     return len(jax.eval_shape(metrics, *specs))
 
 
 def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Request:
-    """What the update program depends on: no hook but ``optimizer``, and no batch."""
-    roots = {"optimizer": recipe.rule.factory, "fixed": dict(recipe.rule.fixed)}
-    arguments = recipe.params.described("ps") | recipe.state.described("st") | optimizer.described("opt_state")
+    """What the update program depends on: no hook but the optimizer's, and no batch."""
+    plan = recipe.plan
+    roots = {f"optimizer {g.name}": (g.rule.factory, dict(g.rule.fixed)) for g in plan.groups}
+    arguments = recipe.described() | optimizer.described("opt_state")
     arguments["row"] = f"float[{len(columns)}]"
     settings = {
-        "gradient_clip_norm": "on" if recipe.clip else "off",
-        "hyperparameters": " ".join(sorted(recipe.rule.hyperparameters)),
+        "gradient_clip_norm": "on" if plan.clip else "off",
+        "ema_decay": "on" if plan.ema else "off",
+        "hyperparameters": " ".join(f"{group}.{name}".lstrip(".") for group, name in plan.columns),
+        "groups": "; ".join(
+            f"{g.name}: {'joined' if g.elementwise else 'tree'} {'decays' if g.decays else 'no decay'} "
+            f"{'anchored' if g.anchored else 'to zero'} {' '.join(recipe.params.paths[i] for i in g.leaves)}"
+            for g in plan.groups
+        ),
+        "no_decay": " ".join(path for path, no in zip(recipe.params.paths, plan.no_decay, strict=True) if no),
     }
     return Request("update", fingerprint(recipe.owner, **roots), arguments, settings)
 
 
 def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Built:
-    """``(params, state, opt_state, clock, pending, hyperparameters, check, clip) -> (params, state, opt_state, clock,
-    row)``.
+    """``(params, state, opt_state, clock, average, pending, hyperparameters, check, anchors) -> (params, state,
+    opt_state, clock, average, row)``.
 
-    Takes everything it replaces by donation. Where ``check`` is true and a loss was not finite, now or before, nothing
-    changes and the clock stands still.
+    Takes everything it replaces by donation. ``hyperparameters`` is the plan's vector. Where ``check`` is true and a
+    loss was not finite, now or before, nothing changes and the clock stands still.
     """
+    plan = recipe.plan
 
-    def update(
-        params: Any, state: Any, opt_state: Any, clock: Any, pending: Any, hyper: Any, check: Any, threshold: Any
-    ) -> Any:
-        gradients, state_new, row = pending
+    def update(params: Any, state: Any, opt_state: Any, clock: Any, average: Any, *rest: Any) -> Any:
+        (gradients, state_new, row), vector, check, anchors = rest
         broken = check & ~jnp.isfinite(row[0])
         good = ~broken & (clock[2] < 0)
-        ps, st_opt = recipe.params.tree(params), optimizer.tree(opt_state)
-        grads = recipe.params.tree(gradients)
-        if recipe.clip:
-            grads = clip_by_global_norm(grads, threshold)
-        transformation = recipe.rule.build(recipe.rule.named(hyper))
-        changes, new_opt = transformation.update(grads, st_opt, ps)
-        new_ps = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), ps, changes)
-        _check_same(optimizer, new_opt, recipe.rule.name)
+        if plan.clip:
+            gradients = clip_by_global_norm(gradients, vector[plan.column(GLOBAL, "gradient_clip_norm")])
+        new_params, new_opt = optimizer_step.step(plan, params, gradients, optimizer.tree(opt_state), vector, anchors)
+        _check_same(optimizer, new_opt)
+        new_average = optimizer_step.moving_average(plan, average, new_params, vector) if plan.ema else []
 
         def commit(new: Any, old: Any) -> Any:
             pairs = zip(jax.tree.leaves(new), old, strict=True)
-            return [jnp.where(good, a.astype(b.dtype), b) for a, b in pairs]
+            return [jnp.where(good, a if a.dtype == b.dtype else a.astype(b.dtype), b) for a, b in pairs]
 
         clock = jnp.stack(
             [
@@ -183,22 +193,24 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
                 jnp.where(broken & (clock[2] < 0), clock[0], clock[2]),
             ]
         )
-        return commit(new_ps, params), commit(state_new, state), commit(new_opt, opt_state), clock, row
+        kept = commit(new_params, params), commit(state_new, state), commit(new_opt, opt_state)
+        return *kept, clock, commit(new_average, average), row
 
-    ps, st = list(recipe.params.specs), list(recipe.state.specs)
-    hyper = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in recipe.rule.values()]
+    ps, st = plan.layout.specs, list(recipe.state.specs)
+    average = ps if plan.ema else []
+    anchors = [ps[i] for i in optimizer_step.anchored_buffers(plan)]
     pending = [ps, st, float_spec(len(columns))]
-    arguments = [ps, st, list(optimizer.specs), CLOCK, pending, hyper, FLAG, float_spec()]
-    return build(request, update, arguments, donate=(0, 1, 2, 3), reads=set(), found={})
+    arguments = [ps, st, list(optimizer.specs), CLOCK, average, pending, float_spec(len(plan.columns)), FLAG, anchors]
+    return build(request, update, arguments, donate=(0, 1, 2, 3, 4), reads=set(), found={})
 
 
-def _check_same(optimizer: Leaves, new: Any, rule: str) -> None:
-    """An optimizer whose state changes shape or dtype would compile anew at the second step."""
+def _check_same(optimizer: Leaves, new: Any) -> None:
+    """An optimizer whose state changes shape or structure would need another program at the second step."""
     now = Leaves.of(jax.tree.map(jnp.asarray, new))
     if now.structure != optimizer.structure:
-        raise ExperimentError(f"the optimizer {rule} changes the structure of its state in an update")
+        raise ExperimentError("the optimizer changes the structure of its state in an update")
     for path, before, after in zip(optimizer.paths, optimizer.specs, now.specs, strict=True):
         if before.shape != after.shape:
             raise ExperimentError(
-                f"the optimizer {rule} changes its state '{path}' from {spec_text(before)} to {spec_text(after)}"
+                f"the optimizer changes its state '{path}' from {spec_text(before)} to {spec_text(after)}"
             )

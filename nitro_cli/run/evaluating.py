@@ -39,7 +39,7 @@ class _Forward:
         n = self.nitro
         if self.program is None:
             self.program = n.programs.evaluation(specs_of(self.fields, arrays))
-        arguments = (n.state.params, n.state.state, n.device, n.seed_words, list(arrays))
+        arguments = (n.evaluated_params(), n.state.state, n.device, n.seed_words, list(arrays))
         try:
             outputs = self.program.run(*arguments)
         except TypeError:

@@ -94,15 +94,20 @@ class EpochLoop:
     def _single(self, stream: Stream) -> bool:
         """One micro-batch a step."""
         state = self.nitro.state
-        seed, device, hyper, check, threshold, _ = self.constants
-        update, clock = self.update.run, state.clock
+        seed, device, hyper, check, anchors, _ = self.constants
+        update, clock, average = self.update.run, state.clock, state.average
         params, model_state, opt_state = state.params, state.state, state.opt_state
+        schedules, step = self.nitro.setup.schedules, state.step
         self.calls_gradient = self.calls_update = 0
         next_fetch = 0.0  # the first step is looked at once it is called
         rows, gradient = self.rows, self.gradient.run
         last = len(self.nitro.setup.splits["train"]) - 1
         try:
             for index, (arrays, fields) in stream:
+                if schedules:
+                    hyper = schedules.vector(step)
+                    device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
+                    step += 1
                 try:
                     pending = gradient(params, model_state, clock, seed, device, arrays)
                 except TypeError:
@@ -111,13 +116,13 @@ class EpochLoop:
                 if fields is not None:
                     pending, outputs = pending
                     self._on_host(outputs, fields)
-                params, model_state, opt_state, clock, row = update(
-                    params, model_state, opt_state, clock, pending, hyper, check, threshold
+                params, model_state, opt_state, clock, average, row = update(
+                    params, model_state, opt_state, clock, average, pending, hyper, check, anchors
                 )
                 rows.append(row)
                 self.calls_gradient += 1
                 if time.perf_counter() >= next_fetch:
-                    state.params, state.state, state.opt_state, state.clock = params, model_state, opt_state, clock
+                    state.hold(params, model_state, opt_state, clock, average)
                     self.fetch()
                     next_fetch = time.perf_counter() + FETCH_SECONDS
                 elif len(rows) % AHEAD == 0:
@@ -126,19 +131,24 @@ class EpochLoop:
                     return index == last
         finally:
             self.calls_update = self.calls_gradient
-            state.params, state.state, state.opt_state, state.clock = params, model_state, opt_state, clock
+            state.hold(params, model_state, opt_state, clock, average)
         return True
 
     def _accumulated(self, stream: Stream) -> bool:
         """``accum`` micro-batches a step; the update is called after the last."""
         state, accum = self.nitro.state, self.recipe.accum
-        seed, device, hyper, check, threshold, scale = self.constants
+        seed, device, hyper, check, anchors, scale = self.constants
+        schedules, step = self.nitro.setup.schedules, state.step
         update = self.update.run
         self.calls_gradient = self.calls_update = 0
         pending = self.nitro.empty_pending(len(self.gradient.found["columns"]))
         next_fetch = 0.0
         micro, last = 0, len(self.nitro.setup.splits["train"]) - 1
         for index, (arrays, fields) in stream:
+            if schedules and micro == 0:
+                hyper = schedules.vector(step)
+                device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
+                step += 1
             arguments = (state.params, state.state, seed, device, arrays, scale)
             try:
                 returned = self.gradient.run(pending, state.clock, *arguments)
@@ -155,9 +165,10 @@ class EpochLoop:
             if micro < accum:
                 continue
             micro = 0
-            state.params, state.state, state.opt_state, state.clock, row = update(
-                state.params, state.state, state.opt_state, state.clock, pending, hyper, check, threshold
+            *held, row = update(
+                state.params, state.state, state.opt_state, state.clock, state.average, pending, hyper, check, anchors
             )
+            state.hold(*held)
             self.calls_update += 1
             self.rows.append(row)
             if time.perf_counter() >= next_fetch:
@@ -194,6 +205,8 @@ class EpochLoop:
                 self.write(records)
                 self.rows.clear()
                 raise self._diverged(loss)
+            if self.nitro.setup.schedules:
+                values.update(self.nitro.setup.schedules.shown(state.step))
             state.step += 1
             state.position += self.recipe.accum
             state.loss_sum += loss

@@ -18,9 +18,9 @@ from nitro_cli.errors import ExperimentError, ProtectError, UsageError
 from nitro_cli.experiment.content import short_value
 from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
-from nitro_cli.optim.rule import initial_state
+from nitro_cli.optim.update import initial_state
 from nitro_cli.programs.cache import Program
-from nitro_cli.programs.recipe import Leaves
+from nitro_cli.programs.leaves import Leaves
 from nitro_cli.run.checkpoints import CheckpointInfo, Checkpoints
 from nitro_cli.run.directory import RunDirectory
 from nitro_cli.run.drift import Drift
@@ -28,7 +28,7 @@ from nitro_cli.run.evaluating import evaluate_split, known_split, predict_batch,
 from nitro_cli.run.programs import Programs
 from nitro_cli.run.report import Report
 from nitro_cli.run.setup import device_value, placed, seed_words, set_up
-from nitro_cli.run.state import TrainState, named_arrays, placed_arrays, template
+from nitro_cli.run.state import TrainState, named_arrays, named_buffers, placed_arrays, placed_buffers, template
 from nitro_cli.run.training import Outcome, Training
 from nitro_cli.suggest import did_you_mean, listed
 
@@ -75,6 +75,8 @@ class Nitro:
         self.device = list(self.setup.device)
         self.seed_words = placed(seed_words(self.setup.knobs.seed))
         self.state = TrainState(self.setup.params, self.setup.state)
+        if self.setup.recipe.plan.ema:
+            self.state.average = [placed(buffer) for buffer in self.setup.params]
         self.setup.params, self.setup.state = [], []  # programs take these buffers: only the state may hold them
         self.programs = Programs(self.setup.recipe, self.setup.model_content, self._compiled)
         self.run: RunDirectory | None = resume
@@ -228,23 +230,42 @@ class Nitro:
 
     def constants(self) -> tuple[Any, ...]:
         """Arguments of the training programs that no step changes, placed once: seed, Device values, hyperparameters,
-        divergence check, clip threshold, 1 / accum."""
-        knobs, rule = self.setup.knobs, self.setup.recipe.rule
-        dtype = jax.dtypes.canonicalize_dtype(np.float64)
+        divergence check, decay anchors, 1 / accum."""
+        knobs, dtype = self.setup.knobs, jax.dtypes.canonicalize_dtype(np.float64)
         return (
             self.seed_words,
             self.device,
-            [placed(value) for value in rule.values()],
+            placed(self.setup.recipe.plan.vector()),
             placed(np.bool_(knobs.check_divergence)),
-            placed(np.asarray(knobs.gradient_clip_norm, dtype)),
+            self.setup.anchors,
             placed(np.asarray(1.0 / knobs.accum, dtype)),
         )
+
+    def scheduled_device(self, step: int) -> list[Any]:
+        """The Device values of ``step``: those that a schedule drives as numpy arrays, the others as they are."""
+        tree = self._device_tree() | self.setup.schedules.fields(step)
+        return jax.tree.leaves(tree)
+
+    def evaluated_params(self) -> list[jax.Array]:
+        """The parameters that evaluation uses: the current ones, or their moving average where it is asked for."""
+        return self.state.average if self.setup.knobs.evaluate_with_ema else self.state.params
+
+    @property
+    def parameters(self) -> Any:
+        """The parameter tree as ``build_model`` made it, with the current values as numpy arrays."""
+        layout = self.setup.recipe.plan.layout
+        return layout.tree([np.array(buffer) for buffer in self.state.params])
 
     def optimizer_layout(self) -> Leaves:
         """Structure of the optimizer state, which is made on first use: a handle that only evaluates never pays it."""
         if self._optimizer is None:
-            recipe = self.setup.recipe
-            tree = initial_state(recipe.rule, recipe.params.tree(self.state.params))
+            plan = self.setup.recipe.plan
+
+            def optimizer_init(vector: Any, params: Any, anchors: Any) -> Any:
+                state = initial_state(plan, vector, params, anchors)
+                return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jax.numpy.asarray(x).dtype), state)
+
+            tree = jax.jit(optimizer_init)(plan.vector(), self.state.params, self.setup.anchors)
             self._optimizer = Leaves.of(tree)
             if self.state.opt_state is None:
                 self.state.opt_state = [placed(leaf) for leaf in jax.tree.leaves(tree)]
@@ -253,7 +274,7 @@ class Nitro:
     def empty_pending(self, columns: int) -> list[Any]:
         """The accumulator before the first micro-batch: its content is never read."""
         recipe, dtype = self.setup.recipe, jax.dtypes.canonicalize_dtype(np.float64)
-        gradients = [placed(np.zeros(spec.shape, spec.dtype)) for spec in recipe.params.specs]
+        gradients = [placed(np.zeros(spec.shape, spec.dtype)) for spec in recipe.plan.layout.specs]
         state = placed_arrays(recipe.state, named_arrays(recipe.state, self.state.state))
         return [gradients, state, placed(np.zeros(columns, dtype))]
 
@@ -261,11 +282,14 @@ class Nitro:
         """Host copies of everything that an exact continuation needs, for a checkpoint."""
         recipe, state = self.setup.recipe, self.state
         assert state.opt_state is not None
-        return {
-            "ps": named_arrays(recipe.params, state.params),
+        arrays = {
+            "ps": named_buffers(recipe.plan.layout, state.params),
             "st": named_arrays(recipe.state, state.state),
             "opt_state": named_arrays(self.optimizer_layout(), state.opt_state),
         }
+        if state.average:
+            arrays["ema"] = named_buffers(recipe.plan.layout, state.average)
+        return arrays
 
     def _compiled(self, program: Program) -> None:
         info = program.info()
@@ -338,14 +362,36 @@ class Nitro:
         self._check_graphconst(meta, info, "resumed")
         self._check_position(meta["position"], info)
         recipe, state = self.setup.recipe, self.state
-        layout = self.optimizer_layout()
-        stored = checkpoints.restore(
-            info.step, {"ps": template(recipe.params), "st": template(recipe.state), "opt_state": template(layout)}
-        )
-        state.params = placed_arrays(recipe.params, stored["ps"])
+        self._check_layout(meta, info)
+        optimizer = self.optimizer_layout()
+        wanted = {"ps": template(recipe.params), "st": template(recipe.state), "opt_state": template(optimizer)}
+        if recipe.plan.ema:
+            wanted["ema"] = template(recipe.params)
+        stored = checkpoints.restore(info.step, wanted)
+        state.params = placed_buffers(recipe.plan.layout, stored["ps"])
         state.state = placed_arrays(recipe.state, stored["st"])
-        state.opt_state = placed_arrays(layout, stored["opt_state"])
+        state.opt_state = placed_arrays(optimizer, stored["opt_state"])
+        if recipe.plan.ema:
+            state.average = placed_buffers(recipe.plan.layout, stored["ema"])
         state.restore_counters(meta["counters"])
+
+    def _check_layout(self, meta: dict[str, Any], info: CheckpointInfo) -> None:
+        """Optimizer state is stored buffer by buffer, so a run goes on only under the table it was saved with."""
+        was = {row[0]: row[1:] for row in meta["layout"]}
+        now = {row[0]: row[1:] for row in self.setup.recipe.plan.layout.table()}
+        rows = [
+            f"{path}: {_laid(was.get(path))} -> {_laid(now.get(path))}"
+            for path in dict.fromkeys([*was, *now])
+            if was.get(path) != now.get(path)
+        ]
+        if rows:
+            raise ProtectError(
+                f"the run cannot be resumed: {len(rows)} parameters lie elsewhere than when it was saved (was -> now)",
+                *rows[:6],
+                *([f"and {len(rows) - 6} more"] if len(rows) > 6 else []),
+                f"checkpoint: {info.path}",
+                "keep param_group, weight_decay and parameter_layout as they were; weights alone load into any layout",
+            )
 
     def _check_position(self, position: int, info: CheckpointInfo) -> None:
         """A run that was ended inside an epoch goes on at the batch where it stopped: that must still be one."""
@@ -369,11 +415,20 @@ class Nitro:
         checkpoints = Checkpoints(run.checkpoints_path)
         self._check_graphconst(checkpoints.read_meta(info.step), info, "used")
         recipe = self.setup.recipe
-        stored = checkpoints.restore(
-            info.step, {"ps": template(recipe.params), "st": template(recipe.state)}, partial=True
-        )
-        self.state.params = placed_arrays(recipe.params, stored["ps"])
+        wanted = {"ps": template(recipe.params), "st": template(recipe.state)}
+        averaged = "ema" in checkpoints.layout(info.step)
+        if self.setup.knobs.evaluate_with_ema and not averaged:
+            raise ProtectError(
+                f"the checkpoint {info.path} holds no moving average of the weights",
+                "it was trained with ema_decay = 0; leave --evaluate-with-ema out",
+            )
+        if recipe.plan.ema and averaged:
+            wanted["ema"] = template(recipe.params)
+        stored = checkpoints.restore(info.step, wanted, partial=True)
+        self.state.params = placed_buffers(recipe.plan.layout, stored["ps"])
         self.state.state = placed_arrays(recipe.state, stored["st"])
+        if recipe.plan.ema:
+            self.state.average = placed_buffers(recipe.plan.layout, stored.get("ema", stored["ps"]))
 
     def _check_graphconst(self, meta: dict[str, Any], info: CheckpointInfo, verb: str) -> None:
         was, now = meta["graphconst"], self.setup.graphconst
@@ -391,6 +446,13 @@ class Nitro:
                 "leave these fields as they were, or start a new run",
                 fields=[row.split(":")[0] for row in rows],
             )
+
+
+def _laid(row: list[Any] | None) -> str:
+    if row is None:
+        return "not there"
+    group, buffer, offset, shape = row
+    return f"group {group}, buffer {buffer} at {offset}, shape {tuple(shape)}"
 
 
 def _resume_record(run: RunDirectory) -> tuple[Checkpoints, dict[str, Any], CheckpointInfo]:

@@ -10,7 +10,8 @@ import jax
 from nitro_cli.programs import evaluation, training
 from nitro_cli.programs.cache import Built, Program, program_cache
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.recipe import Leaves, Recipe
+from nitro_cli.programs.leaves import Leaves
+from nitro_cli.programs.recipe import Recipe
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 

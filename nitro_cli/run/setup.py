@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from nitro_cli.data.prefetch import prefetch_config
 from nitro_cli.data.routing import RESERVED, Route, route
 from nitro_cli.data.source import check_batch, check_source, describe, first_batch, infer_batch_size
 from nitro_cli.errors import ExperimentError
+from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.content import check_graphconst, content_digest, short_value
 from nitro_cli.experiment.discovery import experiment_name
 from nitro_cli.experiment.hooks import ALL, hook, knob, replace_fields, require_hooks
@@ -24,14 +26,16 @@ from nitro_cli.experiment.presets import Resolved, Source
 from nitro_cli.experiment.sources import class_source, shown
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
 from nitro_cli.models import model_content
-from nitro_cli.optim.rule import resolve_rule, traceable
+from nitro_cli.optim.layout import KINDS
+from nitro_cli.optim.plan import Plan, Settings, make_plan
+from nitro_cli.optim.schedules import Table, bind, mentions, parse
+from nitro_cli.optim.update import anchored_buffers
 from nitro_cli.programs.fingerprint import atom
-from nitro_cli.programs.recipe import Leaves, Recipe
+from nitro_cli.programs.leaves import Leaves
+from nitro_cli.programs.recipe import Recipe
 from nitro_cli.run.checkpoints import CheckpointPolicy
 from nitro_cli.run.report import HookRow, Report, SplitRow, field_rows
 from nitro_cli.suggest import listed, nearest
-
-KNOBS = ("seed", "max_epochs", "learning_rate", "accum", "gradient_clip_norm", "run_dir", "check_divergence")
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,25 @@ class Knobs:
     seed: int
     max_epochs: int
     learning_rate: float
+    weight_decay: float
     accum: int
     gradient_clip_norm: float
+    ema_decay: float
+    evaluate_with_ema: bool
+    param_dtype: str | None
+    compute_dtype: str | None
+    parameter_layout: str
     run_dir: Any
     check_divergence: bool
 
 
+KNOBS = tuple(f.name for f in dataclass_fields(Knobs))
+
+
 @dataclass
 class Setup:
-    """What set-up gives. ``params``, ``state`` and ``device`` are flat lists of arrays on the device."""
+    """What set-up gives. ``params`` are the buffers of the layout, ``state`` and ``device`` the leaves of their trees,
+    ``anchors`` what the buffers that decay elsewhere than to zero decay to: arrays on the device."""
 
     experiment: Any
     name: str
@@ -65,6 +79,8 @@ class Setup:
     params: list[jax.Array]
     state: list[jax.Array]
     device: list[jax.Array]
+    anchors: list[jax.Array]
+    schedules: Table
     policy: CheckpointPolicy
     explicit_policy: bool
     graphconst: dict[str, dict[str, str]]
@@ -85,7 +101,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         check_graphconst(cls, name, getattr(experiment, name))
 
     device_tree = {name: device_value(getattr(experiment, name)) for name in device_fields(cls)}
-    model, params_tree, state_tree = _model(experiment, hooks, settings.seed)
+    model, params_tree, state_tree = _model(experiment, hooks, settings)
     params = Leaves.of(params_tree)
     _check_params(cls, params)
 
@@ -93,7 +109,11 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     train = splits.get("train")
     if train is not None and len(train) % settings.accum:
         raise _indivisible(len(train), settings.accum)
-    rule = resolve_rule(hooks["optimizer"](experiment), settings.learning_rate, cls.__name__)
+    declared = parse(hooks["schedules"](experiment), cls.__name__)
+    plan = make_plan(experiment, hooks, params, _plan_settings(settings), mentions(declared))
+    total = settings.max_epochs * (len(train) // settings.accum) if train is not None else 0
+    schedules = _schedules(experiment, hooks, declared, plan, device_tree, total)
+    buffers = plan.layout.pack([np.asarray(leaf) for leaf in jax.tree.leaves(params_tree)])
     residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
     recipe = Recipe(
         experiment=experiment,
@@ -104,9 +124,9 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         params=params,
         state=Leaves.of(state_tree),
         device=Leaves.of(device_tree),
-        rule=traceable(rule, params.tree(params.specs)),
+        plan=plan,
         accum=settings.accum,
-        clip=settings.gradient_clip_norm > 0,
+        compute_dtype=settings.compute_dtype,
         fields={name: _decided(getattr(experiment, name)) for name in graphconst_fields(cls)},
     )
     policy = hooks["checkpointer"](experiment)
@@ -127,9 +147,11 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         eval_width=max(widths.values()),
         recipe=recipe,
         model_content=model_content(model),
-        params=jax.tree.leaves(params_tree),
+        params=[placed(buffer) for buffer in buffers],
         state=jax.tree.leaves(state_tree),
         device=jax.tree.leaves(device_tree),
+        anchors=_anchors(plan, params, buffers),
+        schedules=schedules,
         policy=policy or CheckpointPolicy(),
         explicit_policy=policy is not None,
         graphconst={
@@ -219,9 +241,61 @@ def seed_words(seed: int) -> np.ndarray:
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
 
 
-def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], seed: int) -> tuple[Any, Any, Any]:
+def _plan_settings(knobs: Knobs) -> Settings:
+    if knobs.parameter_layout not in KINDS:
+        raise ExperimentError(f"parameter_layout is {knobs.parameter_layout!r}; it is one of {', '.join(KINDS)}")
+    if knobs.evaluate_with_ema and not knobs.ema_decay:
+        raise ExperimentError(
+            "evaluate_with_ema needs a moving average, and ema_decay is 0", "set ema_decay, for example to 0.999"
+        )
+    return Settings(
+        knobs.learning_rate, knobs.weight_decay, knobs.gradient_clip_norm, knobs.ema_decay, knobs.parameter_layout
+    )
+
+
+def _schedules(
+    experiment: Any, hooks: Mapping[str, Any], declared: Any, plan: Plan, device_tree: Mapping[str, Any], total: int
+) -> Table:
     cls = type(experiment)
-    returned = hooks["build_model"](experiment, jax.random.wrap_key_data(seed_words(seed), impl="threefry2x32"))
+    specs = {name: _leaf_spec(value) for name, value in device_tree.items()}
+    specs = {name: spec for name, spec in specs.items() if spec is not None}
+    own_decay = hooks["group_weight_decay"] is not Experiment.group_weight_decay
+    bound = bind(declared, plan, specs, total, cls.__name__, own_decay) if total else []
+    return Table(bound, plan, specs, total, cls.__name__)
+
+
+def _leaf_spec(value: Any) -> Any:
+    """Shape and dtype of a Device field that is one array; None for a container, which no schedule can drive."""
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "shape") else None
+
+
+def _anchors(plan: Plan, params: Leaves, w0: list[Any]) -> list[jax.Array]:
+    """What anchored buffers decay to: the first weights, or arrays of the experiment, found by path."""
+    anchors = []
+    for index in anchored_buffers(plan):
+        buffer = plan.layout.buffers[index]
+        anchor = plan.group(buffer.group).anchor
+        if isinstance(anchor, str):
+            anchors.append(placed(w0[index]))
+            continue
+        given = dict(zip(Leaves.of(anchor).paths, jax.tree.leaves(anchor), strict=True))
+        parts = []
+        for i in buffer.leaves:
+            path, spec = params.paths[i], params.specs[i]
+            if path not in given or tuple(given[path].shape) != tuple(spec.shape):
+                found = "is not there" if path not in given else f"has shape {tuple(given[path].shape)}"
+                raise ExperimentError(
+                    f"the decay anchor of group '{buffer.group}' does not fit: '{path}' {found}",
+                    f"it needs shape {tuple(spec.shape)}; an anchor tree has the paths of the parameters",
+                )
+            parts.append(np.asarray(given[path]).astype(spec.dtype).ravel())
+        anchors.append(placed(np.concatenate(parts).reshape(buffer.spec.shape)))
+    return anchors
+
+
+def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], knobs: Knobs) -> tuple[Any, Any, Any]:
+    cls = type(experiment)
+    returned = hooks["build_model"](experiment, jax.random.wrap_key_data(seed_words(knobs.seed), impl="threefry2x32"))
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise ExperimentError(
             f"{cls.__name__}.build_model must return (model, ps, st), and returned "
@@ -232,12 +306,19 @@ def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], seed: int) 
         )
     model, ps, st = returned
     try:
-        return model, jax.tree.map(placed, ps), jax.tree.map(placed, st)
+        ps, st = jax.tree.map(placed, ps), jax.tree.map(placed, st)
+        if knobs.param_dtype is not None:
+            ps = jax.tree.map(lambda leaf: _stored(leaf, knobs.param_dtype), ps)
+        return model, ps, st
     except TypeError as error:
         raise ExperimentError(
             f"{cls.__name__}.build_model returned parameters or state that are not arrays: {error}",
             place=class_source(cls).place("build_model"),
         ) from error
+
+
+def _stored(leaf: jax.Array, dtype: Any) -> jax.Array:
+    return placed(np.asarray(leaf).astype(dtype)) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
 
 
 def _check_params(cls: type, params: Leaves) -> None:
@@ -344,10 +425,12 @@ def _report(setup: Setup, resolved: Resolved | None) -> Report:
         splits=[_split_row(setup, split) for split in setup.splits],
         model={"parameters": sum(sizes), "leaves": len(sizes), "state_leaves": len(recipe.state.specs)},
         optimizer={
-            "rule": recipe.rule.name,
+            "rule": recipe.plan.groups[0].rule.name,
             "learning_rate": setup.knobs.learning_rate,
-            "hyperparameters": {k: v for k, v in recipe.rule.hyperparameters.items() if k != "learning_rate"},
-            "fixed": {k: short_value(v) for k, v in recipe.rule.fixed.items()},
+            "hyperparameters": {
+                k: v for k, v in recipe.plan.groups[0].rule.hyperparameters.items() if k != "learning_rate"
+            },
+            "fixed": {k: short_value(v) for k, v in recipe.plan.groups[0].rule.fixed.items()},
         },
         hooks=hooks,
         devices=f"{jax.default_backend()} x 1 | jax {jax.__version__}",

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro_cli.programs.recipe import Leaves
+from nitro_cli.optim.layout import Layout
+from nitro_cli.programs.leaves import Leaves
 from nitro_cli.programs.training import new_clock
 from nitro_cli.run.setup import placed
 
@@ -17,12 +18,14 @@ from nitro_cli.run.setup import placed
 class TrainState:
     """Flat lists of arrays on the device, and the counters that the host keeps beside them.
 
+    ``params`` and ``average`` (the moving average, empty without one) are buffers of the layout.
     ``step`` counts optimizer steps; ``epoch`` counts epochs completed; ``position`` is the number of batches of the
     next epoch already trained on. ``loss_sum`` and ``loss_count`` are the running mean of that epoch's steps.
     """
 
     params: list[jax.Array]
     state: list[jax.Array]
+    average: list[jax.Array] = field(default_factory=list)
     opt_state: list[jax.Array] | None = None
     optimizer: Leaves | None = None
     clock: Any = None
@@ -32,6 +35,10 @@ class TrainState:
     loss_sum: float = 0.0
     loss_count: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
+
+    def hold(self, params: Any, state: Any, opt_state: Any, clock: Any, average: Any) -> None:
+        """Take what an update returned."""
+        self.params, self.state, self.opt_state, self.clock, self.average = params, state, opt_state, clock, average
 
     def reset_clock(self) -> None:
         self.clock = placed(new_clock(self.step))
@@ -62,6 +69,17 @@ def placed_arrays(leaves: Leaves, stored: dict[str, Any]) -> list[jax.Array]:
         array = placed(stored[path])
         arrays.append(jax.random.wrap_key_data(array, impl=_key_impl(spec)) if _is_key(spec) else array)
     return arrays
+
+
+def named_buffers(layout: Layout, buffers: list[jax.Array]) -> dict[str, np.ndarray]:
+    """Host copies of the parameters by path, whatever the layout: weights are stored leaf by leaf."""
+    leaves = layout.unpack([np.array(buffer) for buffer in buffers])
+    return dict(zip(layout.leaves.paths, leaves, strict=True))
+
+
+def placed_buffers(layout: Layout, stored: dict[str, Any]) -> list[jax.Array]:
+    """Parameters of a checkpoint as buffers on the device."""
+    return [placed(buffer) for buffer in layout.pack([np.asarray(stored[path]) for path in layout.leaves.paths])]
 
 
 def _is_key(leaf: Any) -> bool:

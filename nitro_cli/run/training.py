@@ -241,6 +241,7 @@ class Training:
             "seed": n.setup.knobs.seed,
             "counters": state.counters(),
             "graphconst": n.setup.graphconst,
+            "layout": n.setup.recipe.plan.layout.table(),
             "preset": n.setup.preset,
             "run": self.record.id,
         }

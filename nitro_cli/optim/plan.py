@@ -1,0 +1,219 @@
+"""Parameter groups, resolved: which leaf belongs to which, with which rule, rate, decay and anchor; and the vector of
+hyperparameters that the update program takes.
+
+The vector is the one place where numbers of the optimizer enter a program. Its columns are named by group and
+hyperparameter, so a schedule binds to columns, and changing any number compiles nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro_cli.errors import ExperimentError
+from nitro_cli.experiment.hooks import default_no_decay
+from nitro_cli.optim.elementwise import is_elementwise
+from nitro_cli.optim.layout import Layout, make_layout
+from nitro_cli.optim.rule import Rule, resolve_rule, traceable
+from nitro_cli.programs.leaves import Leaves
+
+GLOBAL = ""  # the group of hyperparameters that belong to none
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Group:
+    """``ratio`` is the group's rate over the knob ``learning_rate``. ``anchor`` is "zero", "w0" or a tree of arrays."""
+
+    name: str
+    leaves: tuple[int, ...]
+    rule: Rule
+    ratio: float
+    weight_decay: float
+    decays: bool
+    anchor: Any
+    elementwise: bool
+
+    @property
+    def anchored(self) -> bool:
+        return (self.decays or self.rule.whole) and not (isinstance(self.anchor, str) and self.anchor == "zero")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the update program is made from, apart from the experiment's code.
+
+    ``columns`` are ``(group, hyperparameter)``, ``values`` their unscheduled values; ``no_decay`` is per leaf.
+    """
+
+    groups: tuple[Group, ...]
+    layout: Layout
+    columns: tuple[tuple[str, str], ...]
+    values: tuple[float, ...]
+    no_decay: tuple[bool, ...]
+    clip: bool
+    ema: bool
+
+    def group(self, name: str) -> Group:
+        return next(group for group in self.groups if group.name == name)
+
+    def vector(self) -> np.ndarray:
+        """float[columns]: the hyperparameters without schedules."""
+        return np.array(self.values, jax.dtypes.canonicalize_dtype(np.float64))
+
+    def column(self, group: str, name: str) -> int:
+        return self.columns.index((group, name))
+
+    def of(self, group: Group, vector: Any) -> dict[str, Any]:
+        """A group's hyperparameters out of the vector, as scalars."""
+        return {name: vector[i] for i, (owner, name) in enumerate(self.columns) if owner == group.name}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs that a plan depends on."""
+
+    learning_rate: float
+    weight_decay: float
+    gradient_clip_norm: float
+    ema_decay: float
+    layout: str
+
+
+def make_plan(
+    experiment: Any,
+    hooks: Mapping[str, Callable[..., Any]],
+    leaves: Leaves,
+    settings: Settings,
+    scheduled: Callable[[str, str], bool],
+) -> Plan:
+    """Resolve the groups. ``scheduled(group, hyperparameter)`` says whether a schedule is declared for it: a scheduled
+    decay, clip or average is on even where its knob is 0. Raises ExperimentError for what a hook gives wrongly."""
+    owner = type(experiment).__name__
+    names = [_group_name(owner, hooks["param_group"](experiment, p, s), p) for p, s in _pairs(leaves)]
+    order = sorted(dict.fromkeys(names), key=lambda name: name != DEFAULT)
+    no_decay = [bool(hooks.get("no_decay", _no_decay)(experiment, p, s)) for p, s in _pairs(leaves)]
+    groups = [
+        _group(experiment, hooks, leaves, name, [i for i, n in enumerate(names) if n == name], settings, scheduled)
+        for name in order
+    ]
+    by_name = {group.name: group for group in groups}
+    decays = [by_name[n].decays and not excluded for n, excluded in zip(names, no_decay, strict=True)]
+    joinable = [group.name for group in groups if group.elementwise]
+    layout = make_layout(leaves, names, decays, joinable, settings.layout)
+    columns = [((g.name, name), value) for g in groups for name, value in _numbers(g).items()]
+    clip = settings.gradient_clip_norm > 0 or scheduled(GLOBAL, "gradient_clip_norm")
+    ema = settings.ema_decay > 0 or scheduled(GLOBAL, "ema_decay")
+    columns += [((GLOBAL, "gradient_clip_norm"), settings.gradient_clip_norm)] if clip else []
+    columns += [((GLOBAL, "ema_decay"), settings.ema_decay)] if ema else []
+    return Plan(
+        tuple(groups),
+        layout,
+        tuple(name for name, _ in columns),
+        tuple(float(value) for _, value in columns),
+        tuple(no_decay),
+        clip,
+        ema,
+    )
+
+
+def _no_decay(experiment: Any, path: str, leaf: Any) -> bool:
+    return default_no_decay(path, leaf)
+
+
+def _pairs(leaves: Leaves) -> Sequence[tuple[str, Any]]:
+    return list(zip(leaves.paths, leaves.specs, strict=True))
+
+
+def _group_name(owner: str, name: Any, path: str) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ExperimentError(
+            f"{owner}.param_group returned {name!r} for '{path}'; a group is named by a word, such as 'encoder'",
+            "schedules name groups in dotted keys: opt.encoder.learning_rate",
+        )
+    return name
+
+
+def _numbers(group: Group) -> dict[str, float]:
+    numbers = dict(group.rule.hyperparameters)
+    if group.decays and not group.rule.decays_itself:
+        numbers["weight_decay"] = group.weight_decay
+    return numbers
+
+
+def _group(
+    experiment: Any,
+    hooks: Mapping[str, Callable[..., Any]],
+    leaves: Leaves,
+    name: str,
+    members: Sequence[int],
+    settings: Settings,
+    scheduled: Callable[[str, str], bool],
+) -> Group:
+    owner = type(experiment).__name__
+    rate = _number(owner, "group_learning_rate", name, hooks["group_learning_rate"](experiment, name))
+    decay = _number(owner, "group_weight_decay", name, hooks["group_weight_decay"](experiment, name))
+    rate = settings.learning_rate if rate is None else rate
+    decay = settings.weight_decay if decay is None else decay
+    shapes = {leaves.paths[i]: leaves.specs[i] for i in members}
+    rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
+    rule = traceable(rule, shapes)
+    anchor = hooks["decay_anchor"](experiment, name)
+    if isinstance(anchor, str) and anchor not in ("zero", "w0"):
+        raise ExperimentError(
+            f"{owner}.decay_anchor returned {anchor!r} for group '{name}'; it is 'zero', 'w0' or a tree of arrays",
+            "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",
+        )
+    decays = not rule.decays_itself and (decay > 0 or scheduled(name, "weight_decay"))
+    return Group(
+        name=name,
+        leaves=tuple(members),
+        rule=rule,
+        ratio=rate / settings.learning_rate,
+        weight_decay=decay,
+        decays=decays and not rule.whole,
+        anchor=anchor,
+        elementwise=_joinable(rule, [leaves.specs[i] for i in members]),
+    )
+
+
+def _number(owner: str, hook: str, group: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= float(value) < np.inf:
+        raise ExperimentError(
+            f"{owner}.{hook} returned {value!r} for group '{group}'; it must be a number, 0 or more",
+            "return None, or leave the hook out, to take the knob's value",
+        )
+    return float(value)
+
+
+def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, decay: float, owner: str) -> Rule:
+    """What the hook's signature asks for: ``optimizer(self)``, ``(self, group)`` or ``(self, group, hp)``."""
+    taken = len(inspect.signature(hook).parameters) - 1
+    if taken == 2:
+
+        def whole(hp: Any) -> Any:
+            return hook(experiment, group, hp)
+
+        whole.__wrapped__ = hook  # the fingerprint looks at the experiment's own code
+        return Rule(f"{owner}.optimizer", whole, {"learning_rate": rate, "weight_decay": decay}, whole=True)
+    if taken not in (0, 1):
+        raise ExperimentError(
+            f"{owner}.optimizer takes {taken} arguments; it is optimizer(self), (self, group) or (self, group, hp)"
+        )
+    declared = hook(experiment) if taken == 0 else hook(experiment, group)
+    return resolve_rule(declared, rate, decay, owner, group)
+
+
+def _joinable(rule: Rule, specs: Sequence[Any]) -> bool:
+    if rule.whole or len(specs) == 1:
+        return False
+    built = rule.build({name: np.float32(value) for name, value in rule.hyperparameters.items()})
+    shapes = list(dict.fromkeys(tuple(spec.shape) for spec in specs))
+    return all(is_elementwise(built.init, built.update, shapes, d) for d in {spec.dtype for spec in specs})

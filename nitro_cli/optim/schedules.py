@@ -1,0 +1,341 @@
+"""Schedules: from the names that ``schedules(self)`` declares to the numbers of every step.
+
+There are two namespaces: ``opt``, the hyperparameters of the optimizer, and ``device``, the Device fields. A bare key
+must mean exactly one thing; ``opt.weight_decay`` and ``device.temperature`` say which; ``opt.encoder.learning_rate``
+means one group. Steps are counted as optax counts them: the first update is step 0, so a schedule over ``total`` steps
+is asked for 0 .. total - 1.
+
+A schedule that jax can trace is tabulated ahead, many steps in one vectorised call; any other is called on the host,
+once per step. Either way its values enter the programs as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro_cli.errors import ExperimentError
+from nitro_cli.optim.plan import GLOBAL, Plan
+from nitro_cli.suggest import did_you_mean, listed
+
+NAMESPACES = ("opt", "device")
+BLOCK = 1024  # steps tabulated in one call; fixed, so that the call is compiled once
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One entry of ``schedules(self)``. ``namespace`` is "" for a bare key, ``group`` None unless a path names it."""
+
+    key: str
+    namespace: str
+    group: str | None
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A schedule and what it drives: columns of the hyperparameter vector with factors (ratios), or a Device field."""
+
+    key: str
+    target: str
+    schedule: Callable[[Any], Any]
+    constant: bool
+    columns: tuple[tuple[int, float], ...] = ()
+    field: str | None = None
+    traced: bool = False
+
+
+def parse(declared: Any, owner: str) -> list[Declared]:
+    """Flatten what the hook returned. Raises ExperimentError for anything but nested dicts of schedules."""
+    if not isinstance(declared, Mapping):
+        raise ExperimentError(
+            f"{owner}.schedules must return a dict, and returned {type(declared).__name__}",
+            'for example: return {"learning_rate": lambda total: optax.cosine_decay_schedule(1e-3, total)}',
+        )
+    entries = []
+    for key, value in _flat(declared, ""):
+        parts = key.split(".")
+        namespace = parts[0] if parts[0] in NAMESPACES else ""
+        rest = parts[1:] if namespace else parts
+        if namespace and not rest:
+            raise ExperimentError(
+                f"{owner}.schedules: '{key}' must be a dict of schedules, and is {type(value).__name__}",
+                f'write: {{"{key}": {{"learning_rate": ...}}}}, or the dotted key "{key}.learning_rate"',
+            )
+        if len(rest) > (2 if namespace == "opt" else 1):
+            raise ExperimentError(
+                f"{owner}.schedules: '{key}' is too deep",
+                "keys are `name`, `opt.name`, `opt.group.name` or `device.name`",
+            )
+        group = rest[0] if len(rest) == 2 else None
+        entries.append(Declared(key, namespace, group, rest[-1], value))
+    return entries
+
+
+def _flat(node: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
+    found = []
+    for key, value in node.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        found += _flat(value, path) if isinstance(value, Mapping) else [(path, value)]
+    return found
+
+
+def mentions(entries: Sequence[Declared]) -> Callable[[str, str], bool]:
+    """Whether a schedule is declared for a group's hyperparameter, for ``make_plan``."""
+
+    def scheduled(group: str, name: str) -> bool:
+        return any(e.namespace != "device" and e.name == name and e.group in (None, group) for e in entries)
+
+    return scheduled
+
+
+def bind(
+    entries: Sequence[Declared], plan: Plan, device: Mapping[str, Any], total: int, owner: str, own_decay: bool
+) -> list[Bound]:
+    """Resolve every entry against the plan and the Device fields (name -> tree of shapes).
+
+    ``own_decay`` says that the experiment defines ``group_weight_decay``, which a bare ``weight_decay`` schedule would
+    override. A later, more exact key wins: a group path over a bare one. Raises ExperimentError for a key that means
+    nothing or two things.
+    """
+    bound = [_bind(entry, plan, device, total, owner, own_decay) for entry in entries]
+    exact = {column for entry, b in zip(entries, bound, strict=True) if entry.group for column, _ in b.columns}
+    result = []
+    for entry, b in zip(entries, bound, strict=True):
+        columns = b.columns if entry.group else tuple((c, f) for c, f in b.columns if c not in exact)
+        result.append(Bound(b.key, b.target, b.schedule, b.constant, columns, b.field, b.traced))
+    return result
+
+
+def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, owner: str, own_decay: bool) -> Bound:
+    fields = list(dict.fromkeys(name for _, name in plan.columns))
+    in_opt = entry.namespace != "device" and (entry.name in fields or entry.group is not None)
+    in_device = entry.namespace != "opt" and entry.name in device
+    if entry.group is not None and entry.group not in [g.name for g in plan.groups]:
+        groups = [g.name for g in plan.groups]
+        hint = did_you_mean(entry.group, groups)
+        raise ExperimentError(
+            f"{owner}.schedules: '{entry.key}' names no parameter group: there is no '{entry.group}'",
+            *([hint] if hint else []),
+            f"groups: {listed(groups)}",
+        )
+    if in_opt and in_device:
+        raise ExperimentError(
+            f"{owner}.schedules: '{entry.key}' means two things, an optimizer hyperparameter and a Device field",
+            f"write 'opt.{entry.name}' or 'device.{entry.name}'",
+        )
+    if not in_opt and not in_device:
+        raise _meaningless(entry, fields, list(device), owner)
+    schedule, constant = _schedule(entry, total, owner)
+    if in_device:
+        target = f"Device field {entry.name}"
+        return Bound(entry.key, target, schedule, constant, (), entry.name, _traceable(schedule))
+    wanted = [i for i, (group, name) in enumerate(plan.columns) if name == entry.name]
+    if entry.group is not None:
+        wanted = [i for i in wanted if plan.columns[i][0] == entry.group]
+        if not wanted:
+            known = [name for group, name in plan.columns if group == entry.group]
+            hint = did_you_mean(entry.name, known)
+            raise ExperimentError(
+                f"{owner}.schedules: group '{entry.group}' has no hyperparameter '{entry.name}'",
+                *([hint] if hint else []),
+                f"it has: {listed(known)}",
+            )
+    if entry.name == "weight_decay" and entry.group is None and own_decay:
+        raise ExperimentError(
+            f"{owner}.schedules: '{entry.key}' would override the hook group_weight_decay in every group",
+            "schedule it by group (opt.encoder.weight_decay), or leave the hook out",
+        )
+    columns = tuple((i, _ratio(plan, i)) for i in wanted)
+    groups = list(dict.fromkeys(plan.columns[i][0] for i in wanted))
+    target = entry.name if groups == [GLOBAL] else f"{entry.name} of {listed(groups)}"
+    return Bound(entry.key, target, schedule, constant, columns, None, _traceable(schedule))
+
+
+def _ratio(plan: Plan, column: int) -> float:
+    group, name = plan.columns[column]
+    return plan.group(group).ratio if name == "learning_rate" else 1.0
+
+
+def _meaningless(entry: Declared, fields: list[str], device: list[str], owner: str) -> ExperimentError:
+    known = {"opt": fields, "device": device}.get(entry.namespace, [*fields, *device])
+    hint = did_you_mean(entry.name, known)
+    return ExperimentError(
+        f"{owner}.schedules: '{entry.key}' matches nothing that can be scheduled",
+        *([hint] if hint else []),
+        *([f"optimizer hyperparameters: {listed(fields, 20)}"] if entry.namespace != "device" else []),
+        *([f"Device fields: {listed(device, 20) or 'none'}"] if entry.namespace != "opt" else []),
+    )
+
+
+def _schedule(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], Any], bool]:
+    """The schedule itself: a number is constant, a factory of the horizon is called with it, anything else is asked
+    for its values as it is."""
+    value = entry.value
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+        if not math.isfinite(float(value)):
+            raise ExperimentError(f"{owner}.schedules: '{entry.key}' is {value}")
+        return (lambda step: np.float64(value)), True
+    if not callable(value):
+        raise ExperimentError(
+            f"{owner}.schedules: '{entry.key}' is {type(value).__name__}; it must be a number, an optax schedule, or a "
+            "function of the total number of steps that returns one",
+            "for example: lambda total: optax.cosine_decay_schedule(1e-3, total)",
+        )
+    try:
+        made = value(total)
+    except Exception as error:
+        raise ExperimentError(
+            f"{owner}.schedules: '{entry.key}' failed for a run of {total} steps: {type(error).__name__}: {error}",
+            "the run has max_epochs * batches / accum steps; check warm-up and decay lengths against that",
+        ) from error
+    return (made, False) if callable(made) else (value, False)
+
+
+def _traceable(schedule: Callable[[Any], Any]) -> bool:
+    try:
+        jax.eval_shape(jax.vmap(schedule), jax.ShapeDtypeStruct((2,), np.int32))
+    except Exception:  # whatever a host function does with a tracer: it will be called with plain numbers instead
+        return False
+    return True
+
+
+class Table:
+    """The values of all schedules, step by step.
+
+    ``vector(step)`` is float[columns] and ``fields(step)`` the scheduled Device values; both cost an index once their
+    block of steps is tabulated.
+    """
+
+    def __init__(self, bound: Sequence[Bound], plan: Plan, device: Mapping[str, Any], total: int, owner: str) -> None:
+        self.bound = [b for b in bound if b.columns or b.field]
+        self.total = total
+        self._plan, self._device, self._owner = plan, device, owner
+        self._traced = [b for b in self.bound if b.traced]
+        self._host = [b for b in self.bound if not b.traced]
+        self._block = -1
+        self._values: dict[str, np.ndarray] = {}
+        self._vectors = np.zeros((0, len(plan.columns)))
+        self._held: dict[str, Any] = {}
+        self._evaluate: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.bound)
+
+    @property
+    def schedules_fields(self) -> bool:
+        return any(b.field for b in self.bound)
+
+    def vector(self, step: int) -> np.ndarray:
+        """The hyperparameters of ``step``: float[columns]."""
+        block, row = divmod(step, BLOCK)
+        if block != self._block:
+            self._tabulate(block)
+        vector = self._vectors[row]
+        for b in self._host:
+            if b.columns:
+                value = self._call(b, step)
+                for column, factor in b.columns:
+                    vector[column] = value * factor
+        return vector
+
+    def fields(self, step: int) -> dict[str, np.ndarray]:
+        """The scheduled Device fields at ``step``, each with its field's shape and dtype."""
+        block, row = divmod(step, BLOCK)
+        if block != self._block:
+            self._tabulate(block)
+        return {
+            b.field: self._cast(b, self._values[b.key][row] if b.traced else self._call(b, step))
+            for b in self.bound
+            if b.field
+        }
+
+    def shown(self, step: int) -> dict[str, float]:
+        """What the log says of ``step``: each schedule's own value by its key."""
+        self.vector(step) if step // BLOCK != self._block else None
+        values = {b.key: self._values[b.key][step % BLOCK] if b.traced else self._call(b, step) for b in self.bound}
+        return {key: float(value) for key, value in values.items() if np.ndim(value) == 0}
+
+    def curve(self, key: str, points: int = 60) -> list[tuple[int, float]]:
+        """``(step, value)`` at evenly spaced steps of the run, for a plot."""
+        last = max(self.total - 1, 0)
+        steps = sorted({round(i * last / max(points - 1, 1)) for i in range(points)})
+        b = next(b for b in self.bound if b.key == key)
+        return [(step, float(np.asarray(b.schedule(step)).reshape(-1)[0])) for step in steps]
+
+    def _tabulate(self, block: int) -> None:
+        steps = np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.int32)
+        if self._traced:
+            if self._evaluate is None:
+
+                def nitro_schedules(at: Any) -> Any:
+                    return [jax.vmap(b.schedule)(at) for b in self._traced]
+
+                cheap: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+                options = cheap if jax.default_backend() == "cpu" else None
+                self._evaluate = jax.jit(nitro_schedules, compiler_options=options)
+            # Beyond the horizon a curve holds its last value: it was asked for `total` steps, not for more.
+            results = jax.device_get(self._evaluate(np.minimum(steps, max(self.total - 1, 0))))
+            self._values = {b.key: np.asarray(r) for b, r in zip(self._traced, results, strict=True)}
+            for b in self._traced:
+                self._check(b, self._values[b.key][: max(self.total - block * BLOCK, 1)], int(steps[0]))
+        self._vectors = np.tile(self._plan.vector(), (BLOCK, 1))
+        for b in self._traced:
+            for column, factor in b.columns:
+                self._vectors[:, column] = self._values[b.key].astype(np.float64) * factor
+        self._block = block
+
+    def _call(self, b: Bound, step: int) -> Any:
+        """A host schedule at ``step``. One that fails beyond the horizon holds its last value, and says so once."""
+        if b.key in self._held:
+            return self._held[b.key]
+        try:
+            value = np.asarray(b.schedule(step))
+        except Exception as error:
+            if step < self.total:
+                raise ExperimentError(
+                    f"{self._owner}.schedules: '{b.key}' failed at step {step}: {type(error).__name__}: {error}"
+                ) from error
+            self._held[b.key] = value = np.asarray(b.schedule(max(self.total - 1, 0)))
+            warnings.warn(
+                f"the schedule '{b.key}' has no value for step {step}, past its horizon of {self.total} steps; "
+                "it holds its last value",
+                stacklevel=2,
+            )
+        self._check(b, value[None], step)
+        return value
+
+    def _check(self, b: Bound, values: np.ndarray, first: int) -> None:
+        if values.dtype.kind not in "iuf":
+            raise ExperimentError(f"{self._owner}.schedules: '{b.key}' gives {values.dtype}, not numbers")
+        if b.field is None and values.shape[1:] != ():
+            raise ExperimentError(
+                f"{self._owner}.schedules: '{b.key}' gives arrays of shape {values.shape[1:]}; a hyperparameter is one "
+                "number per step"
+            )
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))
+        if len(bad):
+            step = first + int(bad[0])
+            raise ExperimentError(
+                f"{self._owner}.schedules: '{b.key}' is {float(values[bad[0]].reshape(-1)[0])} at step {step} "
+                f"of {self.total}",
+                "steps are counted from 0; a curve must be finite at every one of them",
+            )
+
+    def _cast(self, b: Bound, value: Any) -> Any:
+        spec = self._device[b.field or ""]
+        array = np.asarray(value)
+        if tuple(array.shape) != tuple(spec.shape):
+            raise ExperimentError(
+                f"{self._owner}.schedules: '{b.key}' gives shape {tuple(array.shape)} for the field '{b.field}', which "
+                f"has shape {tuple(spec.shape)}",
+                "a scheduled field keeps its shape: another one would be another program",
+            )
+        return array.astype(spec.dtype)
