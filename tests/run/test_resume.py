@@ -140,7 +140,7 @@ def test_the_seed_of_the_record_wins_and_that_is_said(handle):
     assert_same(everything(n), everything(whole))
 
 
-def test_another_shape_is_refused_naming_the_leaf(handle, snapshot, tmp_path):
+def test_another_shape_is_refused_naming_the_leaf(handle):
     class Wide(Measured):
         width: int = 3
 
@@ -155,7 +155,10 @@ def test_another_shape_is_refused_naming_the_leaf(handle, snapshot, tmp_path):
     first.train()
     with pytest.raises(ProtectError) as caught:
         handle(Wide(width=5), resume=first.run)
-    assert str(caught.value).replace(str(tmp_path), "<tmp>") == snapshot
+    message = str(caught.value)
+    assert "more: " in message
+    assert "(3,)" in message
+    assert "(5,)" in message
 
 
 def test_another_optimizer_is_refused(handle):
