@@ -15,9 +15,11 @@ import jax
 import numpy as np
 
 from nitro_cli.errors import ExperimentError, ProtectError, UsageError
+from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.content import short_value
 from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
+from nitro_cli.experiment.values import BadValue, from_python
 from nitro_cli.optim.update import initial_state
 from nitro_cli.programs.cache import Program
 from nitro_cli.programs.leaves import Leaves
@@ -61,6 +63,13 @@ class Nitro:
         root: Path | None = None,
         **knobs: Any,
     ) -> None:
+        if not (weights is None or weights == "fresh" or isinstance(weights, tuple)):
+            raise UsageError(
+                f"weights takes a run and one of its checkpoints, not {weights!r}",
+                "write: run = open_run(path); Nitro(e, weights=(run, Checkpoints(run.checkpoints_path).latest()))",
+            )
+        if not (resume is None or isinstance(resume, RunDirectory)):
+            raise UsageError(f"resume takes a run, not {resume!r}", "write: Nitro(e, resume=open_run(path))")
         if resume is not None and isinstance(weights, tuple):
             raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
         self.observer = observer or (lambda event, facts: None)
@@ -323,6 +332,11 @@ class Nitro:
                 f"'{name}' is a GraphConst field: another value is another program",
                 f"build a new handle: Nitro(e.replace({name}=...)); programs that do not read it are reused",
             )
+        if name in Experiment.model_fields:
+            raise UsageError(
+                f"'{name}' is a knob, which the driver reads when the handle is built",
+                f"build a new handle for it: Nitro(e.replace({name}=...))",
+            )
         if name in config_metadata(cls):
             raise UsageError(
                 f"'{name}' is a Host field: no compiled program reads it, so setting it would change nothing",
@@ -336,25 +350,32 @@ class Nitro:
         )
 
     def _converted(self, name: str, old: Any, value: Any) -> Any:
-        before = Leaves.of(old)
+        before, value = Leaves.of(old), jax.tree.map(_without_axes, value)
+        if all(isinstance(leaf, (bool, int, float, str)) for leaf in jax.tree.leaves(value)):
+            value = self._validated(name, value)
         try:
-            raw = jax.tree.map(np.asarray, value)
-            now = Leaves.of(raw)
-            arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(raw)]
-            same = now.structure == before.structure and all(
-                a.shape == spec.shape and a.dtype.kind in "biuf" for a, spec in zip(arrays, before.specs, strict=True)
-            )
-        except (TypeError, ValueError):
-            same, arrays = False, []
+            now = Leaves.of(raw := jax.tree.map(np.asarray, value))
+            arrays = jax.tree.leaves(raw)
+            cast = [_kept(array, spec) for array, spec in zip(arrays, before.specs, strict=True)]
+            same = now.structure == before.structure and all(leaf is not None for leaf in cast)
+        except (TypeError, ValueError, AttributeError):
+            same, cast = False, []
         if not same:
-            shapes = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in before.specs)
+            shapes = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in before.specs) or "no value"
             raise UsageError(
                 f"'{name}' holds {shapes}, and {short_value(value)} does not fit",
                 "another shape or type would be another program",
                 f"build a new handle for it: Nitro(e.replace({name}=...))",
             )
-        cast = [a.astype(spec.dtype) for a, spec in zip(arrays, before.specs, strict=True)]
         return device_value(before.tree(cast))
+
+    def _validated(self, name: str, value: Any) -> Any:
+        """A plain value as the field would take it when the experiment is built: by its type and its bounds."""
+        try:
+            return from_python(config_metadata(type(self.setup.experiment))[name], value)
+        except BadValue as error:
+            notes = [note for note in (error.hint, "set_device takes what the field takes") if note]
+            raise UsageError(f"'{name}' cannot be {short_value(value)}: {error.message}", *notes) from None
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -453,6 +474,28 @@ def _laid(row: list[Any] | None) -> str:
         return "not there"
     group, buffer, offset, shape = row
     return f"group {group}, buffer {buffer} at {offset}, shape {tuple(shape)}"
+
+
+def _without_axes(leaf: Any) -> Any:
+    """A number instead of an array without axes, which stands for one."""
+    return leaf.item() if hasattr(leaf, "item") and np.ndim(leaf) == 0 else leaf
+
+
+def _kept(array: np.ndarray, spec: jax.ShapeDtypeStruct) -> np.ndarray | None:
+    """``array`` in the shape and dtype of ``spec``; None where that would lose more than precision."""
+    kind = _kind(spec.dtype)
+    if array.shape != spec.shape or _kind(array.dtype) not in {"b": "b", "f": "fi"}.get(kind, "i"):
+        return None
+    with np.errstate(over="ignore"):
+        cast = array.astype(spec.dtype)
+    whole = np.array_equal(np.isfinite(array), np.isfinite(cast)) if kind == "f" else (cast == array).all()
+    return cast if whole else None
+
+
+def _kind(dtype: Any) -> str:
+    """``b``, ``i`` or ``f`` for truth values, whole numbers and reals, those of jax's own dtypes too; else ``-``."""
+    kinds = {"b": np.bool_, "i": np.integer, "f": np.floating}
+    return next((kind for kind, of in kinds.items() if jax.dtypes.issubdtype(dtype, of)), "-")
 
 
 def _resume_record(run: RunDirectory) -> tuple[Checkpoints, dict[str, Any], CheckpointInfo]:
