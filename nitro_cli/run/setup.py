@@ -115,6 +115,12 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     schedules = _schedules(experiment, hooks, declared, plan, device_tree, total)
     buffers = plan.layout.pack([np.asarray(leaf) for leaf in jax.tree.leaves(params_tree)])
     residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
+    if residency["train_metrics"] == "host" and "train_metrics" in routes and routes["train_metrics"].rng:
+        raise ExperimentError(
+            f"{cls.__name__}.train_metrics declares 'rng', but it runs on the host, where it is given no random key",
+            "leave rng out, or let metrics_residency return 'device' for it",
+            place=class_source(cls).place("train_metrics"),
+        )
     recipe = Recipe(
         experiment=experiment,
         hooks=hooks,
