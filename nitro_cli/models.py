@@ -155,9 +155,10 @@ _INITIALISERS: dict[str, Callable[[jax.Array], list[jax.Array]]] = {}
 def _run_once(function: Callable[[jax.Array], Any], rng: jax.Array) -> Any:
     """``function(rng)`` as one compiled program, kept for whatever lowers to the same text.
 
-    The text, not the code, is what is compared: a function that captures the experiment would otherwise count as another
-    one for every seed or learning rate. An initialisation runs once, so on a CPU it is compiled without the expensive
-    passes: a small convolutional network took 1.9 s instead of 8.3 s to initialise, with the same numbers up to rounding.
+    The text, not the code, is what is compared: a function that captures the experiment would otherwise count as
+    another one for every seed or learning rate. An initialisation runs once, so on a CPU it is compiled without the
+    expensive passes: a small convolutional network took 1.9 s instead of 8.3 s to initialise, with the same numbers up
+    to rounding.
     """
     structure: list[Any] = []
 
