@@ -17,11 +17,11 @@ import numpy as np
 from nitro_cli.data.prefetch import prefetch_config
 from nitro_cli.data.routing import RESERVED, Route, route
 from nitro_cli.data.source import check_batch, check_source, describe, first_batch, infer_batch_size
-from nitro_cli.errors import ExperimentError
+from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.content import check_graphconst, content_digest, short_value
 from nitro_cli.experiment.discovery import experiment_name
-from nitro_cli.experiment.hooks import ALL, hook, knob, replace_fields, require_hooks
+from nitro_cli.experiment.hooks import ALL, CLASS_HOOKS, hook, knob, replace_fields, require_hooks
 from nitro_cli.experiment.presets import Resolved, Source
 from nitro_cli.experiment.sources import class_source, shown
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
@@ -91,7 +91,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     """Run set-up. Raises ExperimentError for anything that the experiment has wrong, before any compile."""
     cls = type(experiment)
     require_hooks(cls)
-    hooks = {name: found for name in ALL if (found := hook(cls, name)) is not None}
+    hooks = {name: found for name in ALL if name not in CLASS_HOOKS and (found := hook(cls, name)) is not None}
     sources = dict(resolved.sources) if resolved else {}
     experiment, settings = _with_knobs(experiment, knobs, sources)
 
@@ -208,7 +208,8 @@ def _with_knobs(experiment: Any, given: Mapping[str, Any], sources: dict[str, So
 def _splits(cls: type, data: Any) -> dict[str, Any]:
     if not isinstance(data, Mapping) or not data:
         raise ExperimentError(
-            f"{cls.__name__}.build_data must return a dict of splits, and returned {type(data).__name__}",
+            f"{cls.__name__}.build_data must return a dict of splits, and returned "
+            + ("an empty one" if isinstance(data, Mapping) else type(data).__name__),
             'for example: return {"train": ArrayLoader(...), "val": ArrayLoader(...), "test": ArrayLoader(...)}',
             place=class_source(cls).place("build_data"),
         )
@@ -239,7 +240,14 @@ def _derived(experiment: Any, hooks: Mapping[str, Callable[..., Any]], splits: A
         before = sources.get(name)
         kind = before.kind if before else "default"
         sources[name] = Source("derived", "derive", ((kind, getattr(experiment, name)),))
-    return replace_fields(experiment, **derived)
+    try:
+        return replace_fields(experiment, **derived)
+    except UsageError as error:
+        raise ExperimentError(
+            f"{cls.__name__}.derive returned a value that its field does not take",
+            *(note for problem in error.problems for note in (problem.what, *problem.notes)),
+            place=class_source(cls).place("derive"),
+        ) from None
 
 
 def seed_words(seed: int) -> np.ndarray:
