@@ -14,6 +14,6 @@ def clip_by_global_norm(gradients: Any, threshold: jax.Array) -> Any:
 
     ``threshold`` is a traced float scalar greater than 0. Applied once, to the gradient of the whole optimizer step.
     """
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     scale = threshold / jnp.maximum(norm, threshold)
     return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)

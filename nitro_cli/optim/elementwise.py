@@ -42,10 +42,10 @@ def is_elementwise(
     init: Callable[[Any], Any], update: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> bool:
     """Whether an optax rule, given by its two functions, may run on joined leaves of ``shapes``."""
-    if any(shape == () for shape in shapes):
-        return False  # a leaf without axes cannot be told from the rule's own scalars
+    # A leaf without axes cannot be told from the rule's own scalars; it is never joined, so it need not be.
+    shapes = [shape for shape in shapes if shape != ()]
     try:
-        return _forms(init, update, shapes, dtype) == _forms(init, update, [(_FLAT,)], dtype)
+        return not shapes or _forms(init, update, shapes, dtype) == _forms(init, update, [(_FLAT,)], dtype)
     except _NotElementwise:
         return False
 

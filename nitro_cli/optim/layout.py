@@ -89,7 +89,7 @@ def make_layout(
     limit = {"mix": PACKED_ELEMENTS, "flat": math.inf, "tree": -1}[kind]
     together: dict[tuple[Any, ...], list[int]] = {}
     for index, spec in enumerate(leaves.specs):
-        small = groups[index] in joinable and math.prod(spec.shape) <= limit
+        small = groups[index] in joinable and spec.shape != () and math.prod(spec.shape) <= limit
         alone = () if small else (index,)
         together.setdefault((groups[index], decays[index], str(spec.dtype), *alone), []).append(index)
     buffers = []
@@ -99,7 +99,7 @@ def make_layout(
             name, spec = leaves.paths[members[0]], first
         else:
             size = sum(math.prod(leaves.specs[i].shape) for i in members)
-            name = f"{group}:{dtype}{'' if decay else ':no_decay'}"
+            name = f"{group}:{dtype}{':decays' if decay else ''}"
             spec = jax.ShapeDtypeStruct((size,), first.dtype)
         buffers.append(Buffer(name, group, decay, tuple(members), spec))
     return Layout(leaves, tuple(buffers))

@@ -68,7 +68,8 @@ class Rule:
         if isinstance(made, optax.MultiSteps):
             raise accumulates(self.name)
         if not isinstance(made, optax.GradientTransformation):
-            raise ExperimentError(f"the optimizer {self.name} gives {type(made).__name__}, no optax transformation")
+            what = "an array" if hasattr(made, "shape") else type(made).__name__
+            raise ExperimentError(f"the optimizer {self.name} gives {what}, not an optax transformation", _FIX)
         return optax.with_extra_args_support(made)
 
 

@@ -192,11 +192,20 @@ def _schedule(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], 
     try:
         made = value(total)
     except Exception as error:
+        if _is_schedule(value):
+            return value, False  # a curve that has no value past its end
         raise ExperimentError(
             f"{owner}.schedules: '{entry.key}' failed for a run of {total} steps: {type(error).__name__}: {error}",
             "the run has max_epochs * batches / accum steps; check warm-up and decay lengths against that",
         ) from error
     return (made, False) if callable(made) else (value, False)
+
+
+def _is_schedule(function: Callable[[Any], Any]) -> bool:
+    try:
+        return isinstance(function(0), (int, float, np.number, np.ndarray, jax.Array))
+    except Exception:  # whatever it raises, it is no schedule that has a first step
+        return False
 
 
 def _traceable(schedule: Callable[[Any], Any]) -> bool:

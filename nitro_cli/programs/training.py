@@ -152,7 +152,7 @@ def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) ->
     settings = {
         "gradient_clip_norm": "on" if plan.clip else "off",
         "ema_decay": "on" if plan.ema else "off",
-        "hyperparameters": " ".join(f"{group}.{name}".lstrip(".") for group, name in plan.columns),
+        "hyperparameters": " ".join(f"{group}.{name}" for group, name in plan.columns if group != GLOBAL),
         "groups": "; ".join(
             f"{g.name}: {'joined' if g.elementwise else 'tree'} {'decays' if g.decays else 'no decay'} "
             f"{'anchored' if g.anchored else 'to zero'} {' '.join(recipe.params.paths[i] for i in g.leaves)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -70,27 +69,25 @@ def inspect_folder(path: Path) -> tuple[dict[str, Any] | None, str]:
     """The record of a checkpoint, or None and what is wrong with its files."""
     if not path.is_dir():
         return None, "there is no such folder"
-    expected: dict[str, int | None] = {"arrays/_METADATA": None, "arrays/manifest.ocdbt": None, "record/metadata": None}
     try:
-        with contextlib.suppress(FileNotFoundError):  # killed between commit and list: only the main files are known
-            expected = json.loads((path / INVENTORY).read_bytes())
-        for name, size in expected.items():
+        for name, size in json.loads((path / INVENTORY).read_bytes()).items():
             if not (path / name).is_file():
                 return None, f"{name} is missing"
-            if size is not None and (path / name).stat().st_size != size:
+            if (path / name).stat().st_size != size:
                 return None, f"{name} does not have its {size} bytes"
-        record = json.loads((path / "record" / "metadata").read_bytes())
-        return (record, "") if record.get("format") == 1 else (None, "it was not written by nitro")
+        return json.loads((path / "record" / "metadata").read_bytes()), ""
+    except FileNotFoundError:
+        return None, f"{INVENTORY} is missing"
     except (OSError, ValueError, AttributeError) as error:
         return None, f"its record cannot be read ({first_line(error)})"
 
 
 def write_inventory(path: Path) -> None:
-    """List the files of a committed checkpoint with their sizes."""
-    sizes = {str(file.relative_to(path)): file.stat().st_size for file in path.rglob("*") if file.is_file()}
-    fresh = path / f".{INVENTORY}"
-    fresh.write_text(json.dumps(sizes), encoding="utf-8")
-    os.replace(fresh, path / INVENTORY)
+    """List the files of a checkpoint with their sizes. Orbax's own notes beside the items still change, they are
+    not in."""
+    files = [file for item in ("arrays", "record") for file in (path / item).rglob("*") if file.is_file()]
+    sizes = {str(file.relative_to(path)): file.stat().st_size for file in files}
+    (path / INVENTORY).write_text(json.dumps(sizes), encoding="utf-8")
 
 
 def compare(path: Path, stored: Layout, wanted: Layout) -> None:

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder ``<step>`` with two items that orbax commits together: ``arrays`` (component, then path of
 the leaf) and ``record`` (JSON: the caller's facts, the metric, and shape and dtype of every array). ``files.json``
-beside them lists the committed files with their sizes, so that a checkpoint that lost a file is recognised before
-anything is read from it.
+beside them lists all files with their sizes, so that a checkpoint that lost a file is recognised before anything is
+read from it.
 
 Reading never makes a manager, so it never touches what another process is writing.
 """
@@ -244,10 +244,9 @@ class Checkpoints:
         return [skipped for skipped in self.skipped if not skipped.path.name.endswith(UNFINISHED)]
 
     def _list_files(self) -> None:
-        # Runs in orbax's thread after the commit; the checkpoint is good without the list, so a failure is not one.
+        # In orbax's thread, when all is written and not yet committed: the list is part of the commit.
         if self._in_flight is not None:
-            with contextlib.suppress(OSError):
-                write_inventory(self.directory / str(self._in_flight[0]))
+            write_inventory(self.directory / f"{self._in_flight[0]}{UNFINISHED}")
 
     def _failed(self, error: Exception) -> OutputError:
         step, size = self._in_flight or (-1, 0)
@@ -322,7 +321,7 @@ def _moment(info: CheckpointInfo) -> str:
     return f"step {info.step}" if info.epoch is None else f"epoch {info.epoch}"
 
 
-def _manager(directory: Path, policy: CheckpointPolicy, committed: Any) -> Any:
+def _manager(directory: Path, policy: CheckpointPolicy, written: Any) -> Any:
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers as managers
 
@@ -337,7 +336,7 @@ def _manager(directory: Path, policy: CheckpointPolicy, committed: Any) -> Any:
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(1), best]),
             best_fn=rank,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=committed),
+            async_options=ocp.AsyncOptions(post_finalization_callback=written),
         ),
     )
 

@@ -196,7 +196,7 @@ class EpochLoop:
             return
         state, columns = self.nitro.state, self.gradient.found["columns"]
         records = []
-        for row in jax.device_get(taken):
+        for row in map(np.asarray, taken):
             values = {name: float(value) for name, value in zip(columns, row, strict=True)}
             if self.host_rows:
                 values.update(_mean([self.host_rows.pop(0) for _ in range(self.recipe.accum)]))

@@ -1,0 +1,226 @@
+"""Every rule gives what plain optax gives on the same gradients, joined or not, in one group and in two."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from nitro_cli.errors import ExperimentError
+from nitro_cli.optim.elementwise import is_elementwise
+from nitro_cli.optim.plan import Plan
+from tests.optim.plans import Bare, TwoGroups, assert_close, optax_run, params, plan_for, run
+
+RATE = 0.02
+ELEMENTWISE = {
+    "sgd": optax.sgd,
+    "momentum": functools.partial(optax.sgd, momentum=0.9, nesterov=True),
+    "adam": optax.adam,
+    "adamw": functools.partial(optax.adamw, weight_decay=0.05),
+    "radam": optax.radam,
+    "rmsprop": functools.partial(optax.rmsprop, decay=0.8),
+    "lion": optax.lion,
+}
+ON_THE_TREE = {
+    "adafactor": optax.adafactor,
+    "lamb": functools.partial(optax.lamb, weight_decay=0.01),
+    "lars": functools.partial(optax.lars, weight_decay=0.01),
+    "muon": contrib.muon,
+}
+ALL_RULES = ELEMENTWISE | ON_THE_TREE
+
+
+def experiment(factory, base=Bare, **fields):
+    return type("Chosen", (base,), {"optimizer": lambda self: factory, "__module__": __name__})(
+        learning_rate=RATE, **fields
+    )
+
+
+@pytest.mark.parametrize("name", ALL_RULES)
+@pytest.mark.parametrize("base", [Bare, TwoGroups])
+def test_five_steps_equal_plain_optax(name, base):
+    tree = params()
+    plan = plan_for(experiment(ALL_RULES[name], base), tree)
+    assert_close(run(plan, tree), optax_run(ALL_RULES[name](learning_rate=RATE), tree))
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_element_wise_rules_are_joined(name):
+    plan = plan_for(experiment(ELEMENTWISE[name]), params())
+    assert len(plan.layout.buffers) == 1
+    assert plan.layout.buffers[0].spec.shape == (5 * 4 + 4 + 4 * 4 + 4 + 4 * 3 + 3,)
+
+
+@pytest.mark.parametrize("name", ON_THE_TREE)
+def test_rules_that_look_at_whole_leaves_are_not(name):
+    plan = plan_for(experiment(ON_THE_TREE[name]), params(), layout="flat")
+    assert len(plan.layout.buffers) == 6
+
+
+SHAPES = [(3, 3, 1, 8), (5, 4), (4,), (256, 256)]
+OTHERS = {
+    "a global clip": (lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
+    "an element-wise clip": (lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1)), True),
+    "random noise": (lambda: optax.noisy_sgd(0.1, key=jax.random.key(0)), False),
+    "a mask by rank": (
+        lambda: optax.masked(optax.sgd(0.1), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        False,
+    ),
+    "a mask by name": (
+        lambda: optax.chain(optax.sgd(0.1), optax.masked(optax.scale(2.0), lambda p: {k: k[-1] == "1" for k in p})),
+        False,
+    ),
+    "scaled by the size of the leaf": (
+        lambda: optax.stateless(lambda u, p: jax.tree.map(lambda x: x * x.shape[0], u)),
+        False,
+    ),
+    "a sum over an axis": (lambda: optax.stateless(lambda u, p: jax.tree.map(lambda x: x - x.mean(), u)), False),
+    "one leaf read by another": (
+        lambda: optax.stateless(lambda u, p: {k: v + u["leaf00002"].mean() for k, v in u.items()}),
+        False,
+    ),
+    "per-element constants": (
+        lambda: optax.stateless(lambda u, p: jax.tree.map(lambda x: x * np.ones(x.shape, np.float32), u)),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_check_knows_what_is_element_wise(name):
+    make, expected = OTHERS[name]
+    rule = optax.with_extra_args_support(make())
+    assert is_elementwise(rule.init, rule.update, SHAPES, np.float32) is expected
+
+
+def test_a_users_factory_is_judged_by_what_it_does():
+    def clipped(learning_rate, limit=1.0):
+        return optax.chain(optax.clip(limit), optax.adam(learning_rate))
+
+    tree = params()
+    plan = plan_for(experiment(clipped), tree)
+    assert len(plan.layout.buffers) == 1
+    assert ("default", "limit") in plan.columns
+    assert_close(run(plan, tree), optax_run(clipped(RATE), tree))
+
+
+def test_a_number_that_the_rule_decides_by_is_fixed_and_the_rest_stays_traced():
+    def switched(learning_rate, momentum=0.9, warm=1.0):
+        return optax.sgd(learning_rate, momentum=momentum if warm > 0.5 else None)
+
+    plan = plan_for(experiment(switched), params())
+    assert [name for _, name in plan.columns] == ["learning_rate", "momentum"]
+    assert plan.groups[0].rule.fixed == {"warm": 1.0}
+
+
+def test_a_whole_transformation_from_the_resolved_hyperparameters():
+    class Whole(TwoGroups):
+        learning_rate: float = RATE
+        weight_decay: float = 0.1
+
+        def optimizer(self, group, hp):
+            return optax.adamw(hp.learning_rate, weight_decay=hp.weight_decay, mask=hp.decay_mask)
+
+    tree = params()
+    mask = jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
+    assert_close(
+        run(plan_for(Whole(), tree), tree),
+        optax_run(optax.adamw(RATE, weight_decay=0.1, mask=mask), tree),
+    )
+
+
+def test_factories_by_group():
+    class ByGroup(TwoGroups):
+        learning_rate: float = RATE
+
+        def optimizer(self, group):
+            return optax.lamb if group == "encoder" else optax.adam
+
+    tree = params()
+    labels = {"encoder": jax.tree.map(lambda _: "lamb", tree["encoder"]), "head": {"kernel": "adam", "bias": "adam"}}
+    reference = optax.multi_transform({"lamb": optax.lamb(RATE), "adam": optax.adam(RATE)}, labels)
+    assert_close(run(plan_for(ByGroup(), tree), tree), optax_run(reference, tree))
+
+
+@pytest.mark.parametrize("layout", ["flat", "tree", "mix"])
+def test_no_result_depends_on_the_layout(layout, monkeypatch):
+    monkeypatch.setattr("nitro_cli.optim.layout.PACKED_ELEMENTS", 15)  # so that "mix" leaves kernels alone
+    e = experiment(optax.adam, TwoGroups, weight_decay=0.1)
+    tree = params()
+    plan = plan_for(e, tree, layout=layout)
+    assert len(plan.layout.buffers) == {"flat": 4, "tree": 6, "mix": 5}[layout]
+    assert_close(run(plan, tree), run(plan_for(e, tree, layout="tree"), tree))
+
+
+def test_packing_and_unpacking_are_inverse():
+    tree = params()
+    layout = plan_for(experiment(optax.adam), tree).layout
+    leaves = jax.tree.leaves(tree)
+    for one, other in zip(layout.unpack(layout.pack(leaves)), leaves, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [row[0] for row in layout.table()] == list(layout.leaves.paths)
+    assert [row[3] for row in layout.table()][:3] == [0, 4, 24]
+
+
+MISTAKES = {
+    "finished": optax.adam(1e-3),
+    "not a factory": 3,
+    "rate fixed": functools.partial(optax.adam, learning_rate=0.1),
+    "positional": functools.partial(optax.adam, 0.1),
+    "no rate": optax.scale_by_adam,
+    "accumulates": lambda learning_rate: optax.MultiSteps(optax.adam(learning_rate), 4),
+    "accumulates inside": lambda learning_rate: optax.chain(optax.apply_every(4), optax.adam(learning_rate)),
+    "no transformation": lambda learning_rate: learning_rate,
+    "wants the loss": lambda learning_rate: optax.polyak_sgd(learning_rate),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_is_no_factory_is_refused(name, snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        plan_for(experiment(MISTAKES[name]), params())
+    assert str(caught.value) == snapshot
+
+
+def test_decaying_twice_is_refused(snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        plan_for(experiment(optax.adamw, weight_decay=0.1), params())
+    assert str(caught.value) == snapshot
+
+
+class BadGroup(Bare):
+    def param_group(self, path, leaf):
+        return None
+
+
+class BadRate(Bare):
+    def group_learning_rate(self, group):
+        return float("nan")
+
+
+class BadAnchor(Bare):
+    def decay_anchor(self, group):
+        return "initial"
+
+
+class BadSignature(Bare):
+    def optimizer(self, group, hp, extra):
+        return optax.adam
+
+
+@pytest.mark.parametrize("cls", [BadGroup, BadRate, BadAnchor, BadSignature])
+def test_hooks_that_answer_wrongly(cls, snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        plan_for(cls(), params())
+    assert str(caught.value) == snapshot
+
+
+def test_a_group_of_its_own_without_axes_is_left_alone():
+    tree = {"scale": np.float32(2), "w": np.ones(3, np.float32), "v": np.ones((2, 2), np.float32)}
+    plan = plan_for(experiment(optax.adam), tree)
+    assert sorted(buffer.name for buffer in plan.layout.buffers) == ["default:float32", "scale"]
+    assert isinstance(plan, Plan)

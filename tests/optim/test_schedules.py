@@ -1,0 +1,321 @@
+"""Schedules: what a key means, what a step gets, and that every kind really takes effect."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from nitro_cli import Device, cache_stats
+from nitro_cli.errors import ExperimentError
+from nitro_cli.loggers.jsonl import read_log
+from nitro_cli.optim.schedules import BLOCK, Table, bind, parse
+from tests.optim.plans import Bare, TwoGroups, assert_close, gradients, optax_run, params, plan_for, run
+from tests.toys import Line, Measured, parameters
+
+FIELDS = {"smoothing": jax.ShapeDtypeStruct((), np.dtype("float32")), "b1": jax.ShapeDtypeStruct((), np.dtype("int32"))}
+
+
+def table(e, total=1000, fields=FIELDS, own_decay=False):
+    plan = plan_for(e, params())
+    bound = bind(parse(e.schedules(), type(e).__name__), plan, fields, total, type(e).__name__, own_decay)
+    return plan, Table(bound, plan, fields, total, type(e).__name__)
+
+
+def scheduled(declared, base=Bare, factory=optax.adam, **fields):
+    body = {"schedules": lambda self: declared, "optimizer": lambda self: factory, "__module__": __name__}
+    return type("Scheduled", (base,), body)(**fields)
+
+
+def test_a_thousand_steps_have_the_values_of_the_schedule_at_0_to_999():
+    curve = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 100, 1000, 1e-5)
+    plan, values = table(scheduled({"learning_rate": curve}))
+    column = plan.column("default", "learning_rate")
+    got = np.array([values.vector(step)[column] for step in range(1000)], np.float32)
+    expected = np.array([curve(step) for step in range(1000)], np.float32)
+    # The curve is evaluated for many steps in one compiled call, which may round the last bit of its peak another way.
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2 * np.spacing(np.float32(1e-3)))
+    assert got[0] == 0.0
+    assert got[100] == np.float32(1e-3)
+
+
+def test_blocks_join_without_a_seam():
+    curve = optax.linear_schedule(1.0, 0.0, 3 * BLOCK)
+    plan, values = table(scheduled({"learning_rate": curve}), total=3 * BLOCK)
+    column = plan.column("default", "learning_rate")
+    steps = [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 3 * BLOCK - 1, 5]
+    got = [float(values.vector(step)[column]) for step in steps]
+    assert got == pytest.approx([1 - step / (3 * BLOCK) for step in steps], abs=1e-6)
+
+
+def test_factories_schedules_and_numbers():
+    plan, values = table(
+        scheduled({"learning_rate": lambda total: optax.linear_schedule(total * 1.0, 0.0, total), "b1": 0.5}, Bare),
+        total=40,
+        fields={},
+    )
+    assert values.vector(0)[plan.column("default", "learning_rate")] == 40.0
+    assert values.vector(39)[plan.column("default", "learning_rate")] == pytest.approx(1.0)
+    assert values.vector(17)[plan.column("default", "b1")] == 0.5
+    assert [b.constant for b in values.bound] == [False, True]
+
+
+def test_a_host_function_is_called_with_the_step():
+    asked = []
+
+    def by_hand(step):
+        asked.append(step)
+        return 0.1 if step < 2 else 0.1 * math.exp(-float(step))
+
+    plan, values = table(scheduled({"learning_rate": by_hand}))
+    asked.clear()
+    column = plan.column("default", "learning_rate")
+    assert [float(values.vector(step)[column]) for step in range(4)] == pytest.approx(
+        [0.1, 0.1, 0.1 * math.exp(-2), 0.1 * math.exp(-3)]
+    )
+    assert asked == [0, 1, 2, 3]
+
+
+def test_a_group_path_overrides_only_its_group_and_ratios_hold_at_every_step():
+    class Ratios(TwoGroups):
+        def group_learning_rate(self, group):
+            return self.learning_rate / 4 if group == "encoder" else None
+
+        def schedules(self):
+            return {"learning_rate": optax.linear_schedule(1.0, 0.0, 100)}
+
+    plan, values = table(Ratios())
+    slow, fast = plan.column("encoder", "learning_rate"), plan.column("default", "learning_rate")
+    for step in (0, 13, 99):
+        assert values.vector(step)[slow] == pytest.approx(values.vector(step)[fast] / 4)
+
+    class Own(TwoGroups):
+        def schedules(self):
+            return {
+                "learning_rate": optax.linear_schedule(1.0, 0.0, 100),
+                "opt": {"encoder": {"learning_rate": optax.constant_schedule(0.25)}},
+            }
+
+    plan, values = table(Own())
+    assert values.vector(50)[plan.column("encoder", "learning_rate")] == pytest.approx(0.25)
+    assert values.vector(50)[plan.column("default", "learning_rate")] == pytest.approx(0.5)
+
+
+REACHED = {
+    "learning_rate": (optax.sgd, 0.1),
+    "momentum": (functools.partial(optax.sgd, momentum=0.9), 0.5),
+    "b1": (optax.adam, 0.5),
+    "b2": (optax.adam, 0.9),
+    "eps": (optax.adam, 0.1),
+    "eps_root": (optax.adam, 0.1),
+    "decay": (functools.partial(optax.rmsprop, decay=0.9), 0.1),
+    "threshold": (optax.radam, 1e9),
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_every_hyperparameter_takes_effect_as_in_plain_optax(name):
+    """Half of the steps at the rule's own value, half at another: the parameters follow a rule given both."""
+    factory, other = REACHED[name]
+    curve = optax.piecewise_constant_schedule(1.0, {2: 0.0})
+    e = scheduled(
+        {name: lambda step: curve(step) * 0.3 + other * (1 - curve(step))}, factory=factory, learning_rate=0.3
+    )
+    plan, values = table(e, fields={})
+    tree = params()
+    vectors = [values.vector(step).copy() for step in range(5)]
+    built = factory(learning_rate=0.3)
+    state, reference = built.init(tree), tree
+    for step in range(5):
+        value = 0.3 if step < 2 else other
+        built = factory(**{"learning_rate": 0.3, name: value})
+        changes, state = built.update(gradients(step), state, reference)
+        reference = optax.apply_updates(reference, changes)
+    # radam's threshold branch subtracts nearly equal numbers, so the last digits depend on where a constant is folded
+    assert_close(run(plan, tree, vectors=vectors), reference, atol=2e-3 if name == "threshold" else 1e-5)
+    unscheduled = run(plan_for(scheduled({}, factory=factory, learning_rate=0.3), tree), tree)
+    assert not np.allclose(unscheduled["head"]["kernel"], reference["head"]["kernel"], atol=1e-2)
+
+
+def test_a_decay_schedule_is_scaled_by_the_rate_and_needs_no_knob():
+    e = scheduled({"weight_decay": optax.linear_schedule(0.0, 0.4, 4)}, factory=optax.sgd, learning_rate=0.1)
+    plan, values = table(e)
+    tree = params()
+    reference = tree
+    for step in range(5):
+        rate, decay = 0.1, float(optax.linear_schedule(0.0, 0.4, 4)(step))
+        reference = jax.tree.map(
+            lambda p, g, rate=rate, decay=decay: p - rate * (g + decay * p * (p.ndim > 1)), reference, gradients(step)
+        )
+    assert_close(run(plan, tree, vectors=[values.vector(s).copy() for s in range(5)]), reference)
+
+
+def test_clip_and_average_can_be_scheduled():
+    e = scheduled({"gradient_clip_norm": 2.0, "ema_decay": optax.linear_schedule(0.0, 0.9, 10)})
+    plan, values = table(e)
+    assert plan.clip
+    assert plan.ema
+    assert values.vector(5)[plan.column("", "gradient_clip_norm")] == 2.0
+    assert values.vector(5)[plan.column("", "ema_decay")] == pytest.approx(0.45)
+
+
+class Warm(Measured):
+    """A Device field and the rate follow curves."""
+
+    max_epochs: int = 2
+    scale: Device[float] = 1.0
+
+    def schedules(self):
+        return {
+            "scale": lambda total: optax.linear_schedule(2.0, 1.0, total),
+            "learning_rate": lambda total: optax.linear_schedule(0.1, 0.0, total),
+        }
+
+
+def test_a_run_with_schedules_trains_with_two_programs_and_logs_their_values(handle, empty_cache):
+    n = handle(Warm())
+    n.train()
+    assert cache_stats().misses == 3
+    rows = [r for r in read_log(n.run.log_path) if r["type"] == "metrics" and r["context"] == "train"]
+    assert [r["values"]["learning_rate"] for r in rows] == pytest.approx([0.1 * (1 - s / 8) for s in range(8)])
+    assert [r["values"]["scale"] for r in rows] == pytest.approx([2.0 - s / 8 for s in range(8)])
+    ps = {"b": 0.0, "w": jnp.zeros(3)}
+    batches = list(n.splits["train"])
+    for step in range(8):
+        batch = batches[step % 4]
+
+        def loss(ps, batch=batch, scale=2.0 - step / 8):
+            return ((scale * (batch["x"] @ ps["w"] + ps["b"]) - batch["y"]) ** 2).mean()
+
+        ps = jax.tree.map(lambda p, g, s=step: p - 0.1 * (1 - s / 8) * g, ps, jax.grad(loss)(ps))
+    np.testing.assert_allclose(parameters(n)["w"], ps["w"], rtol=1e-5)
+
+
+def test_changing_a_schedule_rate_decay_or_average_compiles_nothing(handle):
+    class Base(Warm):
+        weight_decay: float = 0.1
+        ema_decay: float = 0.5
+        start: float = 2.0
+
+        def no_decay(self, path, leaf):
+            return path == "b"
+
+        def schedules(self):
+            return {"scale": optax.linear_schedule(self.start, 1.0, 8), "learning_rate": lambda total: 0.01}
+
+    handle(Base()).train()
+    before = cache_stats()
+    for changes in (
+        {"weight_decay": 0.3},
+        {"ema_decay": 0.9},
+        {"start": 3.0},
+        {"learning_rate": 0.5},
+        {"max_epochs": 3},
+    ):
+        handle(Base(**changes)).train()
+    assert cache_stats().misses == before.misses
+
+
+def test_steps_of_a_group_of_micro_batches_share_one_value(handle):
+    class Grouped(Warm):
+        accum: int = 2
+
+    n = handle(Grouped())
+    n.train()
+    rows = [r for r in read_log(n.run.log_path) if r["type"] == "metrics" and r["context"] == "train"]
+    assert [r["values"]["scale"] for r in rows] == pytest.approx([2.0, 1.75, 1.5, 1.25])
+
+
+class OneField(Line):
+    scale: Device[float] = 1.0
+    pair: Device[tuple[float, float]] = (1.0, 2.0)
+    b1: Device[float] = 0.1
+
+
+MISTAKES = {
+    "not a dict": [1],
+    "unknown": {"learnin_rate": 0.1},
+    "another tool's name": {"lr": 0.1},
+    "means two things": {"b1": 0.1},
+    "a namespace is no schedule": {"opt": 0.1},
+    "unknown group": {"opt.decoder.learning_rate": 0.1},
+    "not in the group": {"opt.default.smoothing": 0.1},
+    "too deep": {"opt": {"default": {"adam": {"b1": 0.1}}}},
+    "device path": {"device.default.smoothing": 0.1},
+    "not a Device field": {"device.learning_rate": 0.1},
+    "no schedule": {"learning_rate": "cosine"},
+    "nan": {"learning_rate": float("nan")},
+    "the factory fails": {"learning_rate": lambda total: optax.cosine_decay_schedule(1e-3, total - 1000)},
+    "the curve is not finite": {"learning_rate": lambda step: 0.1 / (step - 3.0)},
+    "gives arrays": {"learning_rate": lambda step: jnp.ones(2) * step},
+    "gives texts": {"learning_rate": lambda step: "fast"},
+    "fails on the way": {"learning_rate": lambda step: [0.1, 0.2][int(step)]},
+    "wrong shape": {"smoothing": lambda step: jnp.ones(2) * step},
+}
+
+
+def five_steps(e):
+    _, values = table(e)
+    for step in range(5):
+        values.vector(step)
+        values.fields(step)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        five_steps(scheduled(MISTAKES[name]))
+    assert str(caught.value) == snapshot
+
+
+def test_a_bare_decay_schedule_does_not_silently_override_the_hook(snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        table(scheduled({"weight_decay": 0.1}), own_decay=True)
+    assert str(caught.value) == snapshot
+
+
+def test_past_the_horizon_a_host_schedule_holds_its_last_value_and_says_so_once():
+    plan, values = table(scheduled({"learning_rate": lambda step: [0.3, 0.2, 0.1][int(step)]}), total=3)
+    column = plan.column("default", "learning_rate")
+    assert [float(values.vector(step)[column]) for step in range(3)] == pytest.approx([0.3, 0.2, 0.1])
+    with pytest.warns(UserWarning, match="holds its last value"):
+        assert values.vector(3)[column] == pytest.approx(0.1)
+    assert values.vector(4)[column] == pytest.approx(0.1)
+
+
+def test_past_the_horizon_a_traced_schedule_holds_its_last_value():
+    plan, values = table(scheduled({"learning_rate": optax.linear_schedule(1.0, 0.0, 10)}), total=5)
+    column = plan.column("default", "learning_rate")
+    assert values.vector(9)[column] == values.vector(4)[column] == pytest.approx(0.6)
+
+
+def test_one_cycle_equals_pytorchs_formula():
+    """``OneCycleLR`` with two cosine phases, from its published formula: up from max/25 to max over 30 % of the steps
+    less one, down to max/25e4 over the rest."""
+    total, top = 50, 0.1
+    up = 0.3 * total - 1
+
+    def formula(step):
+        def between(a, b, share):
+            return b + (a - b) / 2 * (1 + math.cos(math.pi * share))
+
+        if step <= up:
+            return between(top / 25, top, step / up)
+        return between(top, top / 25 / 1e4, (step - up) / (total - 1 - up))
+
+    curve = optax.cosine_onecycle_schedule(
+        total - 1, top, pct_start=up / (total - 1), div_factor=25, final_div_factor=1e4
+    )
+    plan, values = table(scheduled({"learning_rate": curve}), total=total)
+    column = plan.column("default", "learning_rate")
+    got = [float(values.vector(step)[column]) for step in range(total)]
+    assert got == pytest.approx([formula(step) for step in range(total)], rel=2e-5, abs=1e-8)
+
+
+def test_optax_run_is_a_reference():
+    assert_close(optax_run(optax.sgd(0.0), params()), params())
