@@ -86,7 +86,7 @@ def nitro(name: str) -> dict:
             jax.block_until_ready(handle.state.params)
             seconds.append(time.perf_counter() - start)
             handle.state.epoch, handle.state.position = handle.state.epoch + 1, 0
-        ps = handle.setup.recipe.params.tree(handle.state.params)
+        ps = handle.parameters
     return report(ps, seconds[1:], len(handle.splits["train"]))
 
 

@@ -272,27 +272,39 @@ class Table:
         values = {b.key: self._values[b.key][step % BLOCK] if b.traced else self._call(b, step) for b in self.bound}
         return {key: float(value) for key, value in values.items() if np.ndim(value) == 0}
 
-    def curve(self, key: str, points: int = 60) -> list[tuple[int, float]]:
-        """``(step, value)`` at evenly spaced steps of the run, for a plot."""
+    def curves(self, points: int = 60) -> dict[str, list[tuple[int, float]]]:
+        """``(step, value)`` of every schedule at evenly spaced steps of the run, for a plot. Of an array, its mean."""
         last = max(self.total - 1, 0)
-        steps = sorted({round(i * last / max(points - 1, 1)) for i in range(points)})
-        b = next(b for b in self.bound if b.key == key)
-        return [(step, float(np.asarray(b.schedule(step)).reshape(-1)[0])) for step in steps]
+        steps = sorted({round(i * last / max(points - 1, 1)) for i in range(min(points, BLOCK))})
+        padded = np.array(steps + [last] * (BLOCK - len(steps)), np.int32)
+        traced = dict(zip([b.key for b in self._traced], self._evaluated(padded), strict=True)) if self._traced else {}
+        values = {b.key: traced.get(b.key) for b in self.bound}
+        return {
+            b.key: [
+                (step, float(np.mean(self._call(b, step) if values[b.key] is None else values[b.key][i])))
+                for i, step in enumerate(steps)
+            ]
+            for b in self.bound
+        }
+
+    def _evaluated(self, steps: np.ndarray) -> list[np.ndarray]:
+        """The traced schedules at ``BLOCK`` steps, in one compiled call."""
+        if self._evaluate is None:
+
+            def nitro_schedules(at: Any) -> Any:
+                return [jax.vmap(b.schedule)(at) for b in self._traced]
+
+            cheap: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+            options = cheap if jax.default_backend() == "cpu" else None
+            self._evaluate = jax.jit(nitro_schedules, compiler_options=options)
+        return [np.asarray(values) for values in jax.device_get(self._evaluate(steps))]
 
     def _tabulate(self, block: int) -> None:
         steps = np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.int32)
         if self._traced:
-            if self._evaluate is None:
-
-                def nitro_schedules(at: Any) -> Any:
-                    return [jax.vmap(b.schedule)(at) for b in self._traced]
-
-                cheap: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-                options = cheap if jax.default_backend() == "cpu" else None
-                self._evaluate = jax.jit(nitro_schedules, compiler_options=options)
             # Beyond the horizon a curve holds its last value: it was asked for `total` steps, not for more.
-            results = jax.device_get(self._evaluate(np.minimum(steps, max(self.total - 1, 0))))
-            self._values = {b.key: np.asarray(r) for b, r in zip(self._traced, results, strict=True)}
+            results = self._evaluated(np.minimum(steps, max(self.total - 1, 0)))
+            self._values = {b.key: r for b, r in zip(self._traced, results, strict=True)}
             for b in self._traced:
                 self._check(b, self._values[b.key][: max(self.total - block * BLOCK, 1)], int(steps[0]))
         self._vectors = np.tile(self._plan.vector(), (BLOCK, 1))

@@ -112,3 +112,22 @@ def moving_average(plan: Plan, average: Sequence[Any], params: Sequence[Any], ve
     """``decay * average + (1 - decay) * params``, buffer by buffer."""
     decay = vector[plan.column(GLOBAL, "ema_decay")]
     return [(a + (1 - decay).astype(a.dtype) * (p - a)).astype(a.dtype) for a, p in zip(average, params, strict=True)]
+
+
+def unused_hyperparameters(plan: Plan, group: Group) -> list[str]:
+    """Resolved hyperparameters that a whole transformation does not use: a schedule for one would do nothing."""
+    if not group.rule.whole:
+        return []
+    params = plan.layout.specs
+    anchors = [params[i] for i in anchored_buffers(plan)]
+
+    def one_step(values: list[Any], params: Any, anchors: Any) -> Any:
+        rule = build_rule(plan, group, dict(zip(columns, values, strict=True)), anchors)
+        tree = group_tree(plan, group, params)
+        return rule.update(tree, rule.init(tree), tree)
+
+    columns = [i for i, (owner, _) in enumerate(plan.columns) if owner == group.name]
+    scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * len(columns)
+    jaxpr = jax.make_jaxpr(one_step)(scalars, params, anchors).jaxpr
+    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
+    return [plan.columns[c][1] for c, var in zip(columns, jaxpr.invars, strict=False) if id(var) not in used]

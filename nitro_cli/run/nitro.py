@@ -125,6 +125,10 @@ class Nitro:
         """The frozen configuration and bindings."""
         return self.setup.report
 
+    def schedule_curves(self, points: int = 60) -> dict[str, list[tuple[int, float]]]:
+        """``(step, value)`` of every schedule at evenly spaced steps of the run. Steps are counted from 0."""
+        return self.setup.schedules.curves(points)
+
     @property
     def splits(self) -> dict[str, Any]:
         return self.setup.splits

@@ -48,6 +48,33 @@ class HookRow:
     residency: str | None = None
 
 
+@dataclass(frozen=True)
+class GroupRow:
+    """One parameter group. ``ratio`` is its rate over the knob; ``joined`` says that small leaves share a buffer."""
+
+    group: str
+    rule: str
+    learning_rate: float
+    ratio: float
+    weight_decay: float
+    anchor: str
+    hyperparameters: dict[str, float]
+    fixed: dict[str, str]
+    parameters: int
+    leaves: int
+    joined: bool
+
+
+@dataclass(frozen=True)
+class ScheduleRow:
+    """One schedule, what it drives, and who declared it."""
+
+    key: str
+    target: str
+    source: str
+    constant: bool
+
+
 @dataclass
 class Report:
     """Everything that was fixed when the handle was constructed."""
@@ -61,6 +88,8 @@ class Report:
     splits: list[SplitRow]
     model: dict[str, int]
     optimizer: dict[str, Any]
+    groups: list[GroupRow]
+    schedules: list[ScheduleRow]
     hooks: list[HookRow]
     devices: str
     notes: list[str] = field(default_factory=list)

@@ -27,14 +27,14 @@ from nitro_cli.experiment.sources import class_source, shown
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
 from nitro_cli.models import model_content
 from nitro_cli.optim.layout import KINDS
-from nitro_cli.optim.plan import Plan, Settings, make_plan
+from nitro_cli.optim.plan import Group, Plan, Settings, make_plan
 from nitro_cli.optim.schedules import Table, bind, mentions, parse
-from nitro_cli.optim.update import anchored_buffers
+from nitro_cli.optim.update import anchored_buffers, unused_hyperparameters
 from nitro_cli.programs.fingerprint import atom
 from nitro_cli.programs.leaves import Leaves
 from nitro_cli.programs.recipe import Recipe
 from nitro_cli.run.checkpoints import CheckpointPolicy
-from nitro_cli.run.report import HookRow, Report, SplitRow, field_rows
+from nitro_cli.run.report import GroupRow, HookRow, Report, ScheduleRow, SplitRow, field_rows
 from nitro_cli.suggest import listed, nearest
 
 
@@ -438,18 +438,65 @@ def _report(setup: Setup, resolved: Resolved | None) -> Report:
         },
         splits=[_split_row(setup, split) for split in setup.splits],
         model={"parameters": sum(sizes), "leaves": len(sizes), "state_leaves": len(recipe.state.specs)},
-        optimizer={
-            "rule": recipe.plan.groups[0].rule.name,
-            "learning_rate": setup.knobs.learning_rate,
-            "hyperparameters": {
-                k: v for k, v in recipe.plan.groups[0].rule.hyperparameters.items() if k != "learning_rate"
-            },
-            "fixed": {k: short_value(v) for k, v in recipe.plan.groups[0].rule.fixed.items()},
-        },
+        optimizer=_optimizer_facts(setup),
+        groups=[_group_row(setup, group) for group in recipe.plan.groups],
+        schedules=_schedule_rows(setup.schedules),
         hooks=hooks,
         devices=f"{jax.default_backend()} x 1 | jax {jax.__version__}",
-        notes=list(resolved.notes) if resolved else [],
+        notes=[*(resolved.notes if resolved else ()), *_unused(recipe.plan)],
     )
+
+
+def _optimizer_facts(setup: Setup) -> dict[str, Any]:
+    """The rule of the first group, and what concerns all of them."""
+    plan, first = setup.recipe.plan, setup.recipe.plan.groups[0]
+    layout = plan.layout
+    return {
+        "rule": first.rule.name,
+        "learning_rate": setup.knobs.learning_rate,
+        "hyperparameters": {k: v for k, v in first.rule.hyperparameters.items() if k != "learning_rate"},
+        "fixed": {k: short_value(v) for k, v in first.rule.fixed.items()},
+        "gradient_clip_norm": setup.knobs.gradient_clip_norm if plan.clip else None,
+        "ema_decay": setup.knobs.ema_decay if plan.ema else None,
+        "compute_dtype": setup.knobs.compute_dtype,
+        "buffers": len(layout.buffers),
+        "layout": setup.knobs.parameter_layout,
+    }
+
+
+def _group_row(setup: Setup, group: Group) -> GroupRow:
+    specs = [setup.recipe.params.specs[i] for i in group.leaves]
+    decay = group.rule.hyperparameters.get("weight_decay", group.weight_decay if group.decays else 0.0)
+    return GroupRow(
+        group=group.name,
+        rule=group.rule.name,
+        learning_rate=setup.knobs.learning_rate * group.ratio,
+        ratio=group.ratio,
+        weight_decay=decay,
+        anchor=group.anchor if isinstance(group.anchor, str) else "an array tree",
+        hyperparameters={k: v for k, v in group.rule.hyperparameters.items() if k != "learning_rate"},
+        fixed={k: short_value(v) for k, v in group.rule.fixed.items()},
+        parameters=sum(int(np.prod(spec.shape)) for spec in specs),
+        leaves=len(specs),
+        joined=group.elementwise,
+    )
+
+
+def _schedule_rows(schedules: Table) -> list[ScheduleRow]:
+    return [ScheduleRow(b.key, b.target, "schedules(self)", b.constant) for b in schedules.bound]
+
+
+def _unused(plan: Plan) -> list[str]:
+    """Settings of the optimizer that have no effect, said rather than left to be found out."""
+    notes = []
+    for group in plan.groups:
+        if group.decays and all(plan.no_decay[i] for i in group.leaves):
+            notes.append(f"group '{group.name}': weight decay has no effect, for no_decay excludes every leaf of it")
+        if not group.decays and not group.rule.whole and group.anchor != "zero":
+            notes.append(f"group '{group.name}': the decay anchor has no effect, for its weight decay is 0")
+        for name in unused_hyperparameters(plan, group):
+            notes.append(f"group '{group.name}': optimizer(self, group, hp) does not use hp.{name}")
+    return notes
 
 
 def _split_row(setup: Setup, split: str) -> SplitRow:

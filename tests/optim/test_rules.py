@@ -13,6 +13,7 @@ from optax import contrib
 from nitro_cli.errors import ExperimentError
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.plan import Plan
+from nitro_cli.optim.update import unused_hyperparameters
 from tests.optim.plans import Bare, TwoGroups, assert_close, optax_run, params, plan_for, run
 
 RATE = 0.02
@@ -224,3 +225,12 @@ def test_a_group_of_its_own_without_axes_is_left_alone():
     plan = plan_for(experiment(optax.adam), tree)
     assert sorted(buffer.name for buffer in plan.layout.buffers) == ["default:float32", "scale"]
     assert isinstance(plan, Plan)
+
+
+def test_what_a_whole_transformation_leaves_unused_is_known():
+    class Whole(Bare):
+        def optimizer(self, group, hp):
+            return optax.sgd(hp.learning_rate)
+
+    plan = plan_for(Whole(), params())
+    assert unused_hyperparameters(plan, plan.groups[0]) == ["weight_decay"]

@@ -317,5 +317,15 @@ def test_one_cycle_equals_pytorchs_formula():
     assert got == pytest.approx([formula(step) for step in range(total)], rel=2e-5, abs=1e-8)
 
 
+def test_curves_for_a_plot():
+    _, values = table(
+        scheduled({"learning_rate": optax.linear_schedule(1.0, 0.0, 100), "eps": lambda step: [5][0]}), 101
+    )
+    curves = values.curves(points=5)
+    assert [step for step, _ in curves["learning_rate"]] == [0, 25, 50, 75, 100]
+    assert [value for _, value in curves["learning_rate"]] == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
+    assert [value for _, value in curves["eps"]] == [5.0] * 5
+
+
 def test_optax_run_is_a_reference():
     assert_close(optax_run(optax.sgd(0.0), params()), params())
