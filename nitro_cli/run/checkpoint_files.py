@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -173,12 +174,30 @@ class _OrbaxFilter(logging.Filter):
     """Drops what orbax says through absl, unless absl was asked to be more talkative than it is by default."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return f"{os.sep}orbax{os.sep}" not in record.pathname or 0 < logging.getLogger("absl").level <= logging.INFO
+        return f"{os.sep}orbax{os.sep}" not in record.pathname or _asked_to_talk()
 
 
-_FILTER = _OrbaxFilter()
+def _asked_to_talk() -> bool:
+    return 0 < logging.getLogger("absl").level <= logging.INFO
+
+
+_filter = _OrbaxFilter()
+_quiet = False
 
 
 def quiet_orbax() -> None:
-    """Keep orbax's log lines off stderr; absl's own verbosity brings them back."""
-    logging.getLogger("absl").addFilter(_FILTER)  # added once however often it is called
+    """Keep orbax's own words off stderr; nitro says what matters. absl's verbosity brings them back."""
+    global _quiet
+    if _quiet:
+        return
+    _quiet = True
+    logging.getLogger("absl").addFilter(_filter)
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        # After a failed read or write, native code calls back into an event loop that is gone by then.
+        gone = isinstance(unraisable.exc_value, RuntimeError) and "Event loop is closed" in str(unraisable.exc_value)
+        if not gone or _asked_to_talk():
+            before(unraisable)
+
+    sys.unraisablehook = hook

@@ -336,7 +336,8 @@ def _manager(directory: Path, policy: CheckpointPolicy, written: Any) -> Any:
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(1), best]),
             best_fn=rank,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=written),
+            # Folders made in the background leave threads waiting for them where they cannot be made.
+            async_options=ocp.AsyncOptions(post_finalization_callback=written, create_directories_asynchronously=False),
         ),
     )
 
