@@ -1,0 +1,216 @@
+"""What counts as another code: everything that a hook can reach, and nothing that says how it is written."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nitro_cli.programs.fingerprint import fingerprint
+
+
+def made(source: str, name: str = "f", filename: str = "user.py", **names):
+    """The function ``name`` of a piece of source, as a user's module would hold it."""
+    namespace = {"__name__": "user", "jnp": jnp, "np": np, "math": math, **names}
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace[name]
+
+
+def digest(function) -> str:
+    return fingerprint(f=function).digest()
+
+
+def same(one: str, other: str, **options) -> bool:
+    return digest(made(one, **options)) == digest(made(other, **options))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("def f(x):\n    return x + 1", "def f(x):\n    return x + 2"),
+        ("def f(x):\n    return x + 1", "def f(x):\n    return x + 1.0"),
+        ("def f(x):\n    return x + 1", "def f(x):\n    return x + True"),
+        ("def f(x):\n    return x * 0.0", "def f(x):\n    return x * -0.0"),
+        ("def f(x):\n    return x + 1", "def f(y):\n    return y - 1"),
+        ("def f(x):\n    return jnp.sin(x)", "def f(x):\n    return jnp.cos(x)"),
+        ("def f(x, n=1):\n    return x + n", "def f(x, n=2):\n    return x + n"),
+        ("def f(x, *, n=1):\n    return x + n", "def f(x, *, n=2):\n    return x + n"),
+        ("K = 1\ndef f(x):\n    return x + K", "K = 2\ndef f(x):\n    return x + K"),
+        ("K = [1, 2]\ndef f(x):\n    return K", "K = [2, 1]\ndef f(x):\n    return K"),
+        ("K = {'a': 1}\ndef f(x):\n    return K", "K = {'a': 2}\ndef f(x):\n    return K"),
+        ("K = np.ones(3)\ndef f(x):\n    return K", "K = np.ones(3)\nK[1] = 2\ndef f(x):\n    return K"),
+        ("K = np.ones(3)\ndef f(x):\n    return K", "K = np.ones(3, np.float32)\ndef f(x):\n    return K"),
+        ("K = jnp.ones(3)\ndef f(x):\n    return K", "K = jnp.zeros(3)\ndef f(x):\n    return K"),
+        ("def g(x):\n    return x\ndef f(x):\n    return g(x)", "def g(x):\n    return -x\ndef f(x):\n    return g(x)"),
+        (
+            "def g(x):\n    return x\ndef f(x):\n    return list(map(lambda y: g(y), x))",
+            "def g(x):\n    return -x\ndef f(x):\n    return list(map(lambda y: g(y), x))",
+        ),
+        (
+            "def f(x):\n    def inner(y):\n        return y + 1\n    return inner(x)",
+            "def f(x):\n    def inner(y):\n        return y + 2\n    return inner(x)",
+        ),
+        ("f = lambda x: x + 1", "f = lambda x: x + 2"),
+        (
+            "class A:\n    k = 1\n    def m(self):\n        return self.k\na = A()\ndef f(x):\n    return a.m()",
+            "class A:\n    k = 2\n    def m(self):\n        return self.k\na = A()\ndef f(x):\n    return a.m()",
+        ),
+        (
+            "class A:\n    def __init__(self):\n        self.k = 1\na = A()\ndef f(x):\n    return a.k",
+            "class A:\n    def __init__(self):\n        self.k = 1\na = A()\na.k = 2\ndef f(x):\n    return a.k",
+        ),
+        (
+            "class B:\n    def m(self):\n        return 1\nclass A(B):\n    pass\ndef f(x):\n    return A().m()",
+            "class B:\n    def m(self):\n        return 2\nclass A(B):\n    pass\ndef f(x):\n    return A().m()",
+        ),
+        (
+            "class A:\n    @property\n    def p(self):\n        return 1\na = A()\ndef f(x):\n    return a.p",
+            "class A:\n    @property\n    def p(self):\n        return 2\na = A()\ndef f(x):\n    return a.p",
+        ),
+        ("def f(x):\n    return x in (1, 2)", "def f(x):\n    return x in (1, 3)"),
+        ("def f(x):\n    return x in {1, 2}", "def f(x):\n    return x in {1, 3}"),
+        ("def f(x):\n    return 'a'", "def f(x):\n    return 'b'"),
+        ("def f(x):\n    try:\n        return x\n    except KeyError:\n        pass", "def f(x):\n    return x"),
+        ("g = jnp.sin\ndef f(x):\n    return g(x)", "g = jnp.cos\ndef f(x):\n    return g(x)"),
+    ],
+)
+def test_what_changes_what_the_code_does_is_another_fingerprint(one, other):
+    assert same(one, one)
+    assert not same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("def f(x):\n    return x + 1", "\n\n\ndef f(x):\n    # why\n    return x + 1"),
+        ('def f(x):\n    "one"\n    return x + 1', 'def f(x):\n    "another"\n    return x + 1'),
+        ("def f(x):\n    return x + 1", "def f(x: int) -> int:\n    return x + 1"),
+        ("K = 1\ndef f(x):\n    return x", "K = 2\ndef f(x):\n    return x"),
+        (
+            'class A:\n    "one"\n    def m(self):\n        "1"\n        return 1\na = A()\ndef f(x):\n    return a',
+            'class A:\n    "two"\n    def m(self):\n        "2"\n        return 1\na = A()\ndef f(x):\n    return a',
+        ),
+        ("def f(x):\n    return (x\n        + 1)", "def f(x):\n    return x + 1"),
+    ],
+)
+def test_how_it_is_written_does_not_count(one, other):
+    assert same(one, other)
+
+
+def test_the_file_does_not_count():
+    source = "def f(x):\n    return x + 1"
+    assert digest(made(source, filename="/a/one.py")) == digest(made(source, filename="/b/two.py"))
+
+
+def test_captured_values_count_by_content():
+    def capture(value):
+        return lambda x: (x, value)
+
+    for one, other in [
+        (1, 2),
+        ([1, 2], [1, 3]),
+        ({"a": [1]}, {"a": [2]}),
+        (np.arange(3), np.arange(3) + 1),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        ((1, (2, 3)), (1, (2, 4))),
+        (None, False),
+        ({1, 2}, {1, 3}),
+    ]:
+        assert digest(capture(one)) == digest(capture(one))
+        assert digest(capture(one)) != digest(capture(other))
+    assert digest(capture([1, 2])) == digest(capture([1, 2]))
+    assert digest(capture(np.arange(4))) == digest(capture(np.arange(4)))
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Config:
+    width: int
+    parts: list
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+    def __init__(self, a):
+        self.a = a
+
+
+def test_objects_count_by_their_class_and_content():
+    def about(value):
+        return fingerprint(model=value).digest()
+
+    assert about(Config(1, [2])) == about(Config(1, [2])) != about(Config(1, [3]))
+    assert about(Slotted(1)) == about(Slotted(1)) != about(Slotted(2))
+    assert about(Colour.RED) != about(Colour.BLUE)
+    assert about(jax.random.key(0)) == about(jax.random.key(0)) != about(jax.random.key(1))
+
+
+def test_what_refers_to_itself_comes_to_an_end():
+    def f(x):
+        return f(x - 1) if x else 0
+
+    loop: list = [1]
+    loop.append(loop)
+    assert digest(f) == digest(f)
+    assert fingerprint(model=loop).digest() == fingerprint(model=loop).digest()
+
+
+def test_two_that_differ_only_in_what_is_shared_differ():
+    one, two = [1], [1]
+    assert fingerprint(model=(one, one)).digest() == fingerprint(model=(one, one)).digest()
+    assert fingerprint(model=(one, [2])).digest() != fingerprint(model=(one, two)).digest()
+
+
+def test_an_object_that_only_its_identity_tells_apart_is_named_and_never_taken_for_another():
+    one, other = fingerprint(model=object()), fingerprint(model=object())
+    assert one.unstable == ("model",)
+    assert one.digest() != other.digest()
+    assert fingerprint(model=Config(1, [])).unstable == ()
+
+
+def test_decorated_functions_are_looked_into():
+    def double(function):
+        @functools.wraps(function)
+        def wrapper(x):
+            return 2 * function(x)
+
+        return wrapper
+
+    def triple(function):
+        @functools.wraps(function)
+        def wrapper(x):
+            return 3 * function(x)
+
+        return wrapper
+
+    one = made("def f(x):\n    return x + 1")
+    other = made("def f(x):\n    return x + 2")
+    assert digest(double(one)) == digest(double(one))
+    assert digest(double(one)) != digest(double(other))
+    assert digest(double(one)) != digest(triple(one))
+    assert digest(jax.jit(one)) != digest(jax.jit(other))
+
+
+def test_entries_name_what_they_are_and_where():
+    source = "K = 3\ndef g(x):\n    return x + K\ndef f(x):\n    return g(x)"
+    found = fingerprint(f=made(source, filename="/somewhere/losses.py"))
+    assert sorted(found.entries) == ["f", "user.K", "user.g"]
+    assert found.entries["user.K"] == "int 3"
+    assert found.places == {"f": "losses.py:4", "user.g": "losses.py:2"}
+
+
+def test_library_code_counts_by_name():
+    found = fingerprint(f=jnp.linalg.norm)
+    assert not found.unstable
+    assert found.digest() == fingerprint(f=jnp.linalg.norm).digest() != fingerprint(f=jnp.linalg.det).digest()
