@@ -172,10 +172,11 @@ class _Walk:
                     self.visit(f"{value.__name__}.{attribute}", vars(value)[attribute])
         if owner is not None:
             for attribute in sorted(attributes):
-                self._on_owner(attribute, owner)
+                self._on_owner(attribute, owner, inherited="super" in names)
 
-    def _on_owner(self, name: str, owner: type) -> None:
-        """What ``self.name`` means on the experiment class, where it is no field: a method or a class constant."""
+    def _on_owner(self, name: str, owner: type, inherited: bool) -> None:
+        """What ``self.name`` means on the experiment class, where it is no field: a method or a class constant; and,
+        for code that says ``super()``, what ``name`` means on every class behind the first."""
         for base in owner.__mro__:
             if name not in vars(base):
                 continue
@@ -183,7 +184,8 @@ class _Walk:
             described = isinstance(value, types.MemberDescriptorType)  # a slot, that is a field of a dataclass
             if is_user_class(base) and not described and name not in _fields(owner):
                 self.visit(f"{base.__module__}.{base.__qualname__}.{name}", value, owner)
-            return
+            if not inherited:
+                return
 
     def _class(self, path: str, cls: type) -> None:
         self.entries[path] = f"class {_name(cls)}"

@@ -214,3 +214,31 @@ def test_library_code_counts_by_name():
     found = fingerprint(f=jnp.linalg.norm)
     assert not found.unstable
     assert found.digest() == fingerprint(f=jnp.linalg.norm).digest() != fingerprint(f=jnp.linalg.det).digest()
+
+
+def test_code_behind_super_counts():
+    source = """
+class Base:
+    def hook(self, x):
+        return x + {number}
+
+    def other(self, x):
+        return x
+
+class Middle(Base):
+    pass
+
+class Top(Middle):
+    def hook(self, x):
+        return super().hook(x)
+
+    def alone(self, x):
+        return self.other(x)
+"""
+
+    def of(number, name):
+        top = made(source.format(number=number), "Top", __name__="user")
+        return fingerprint(top, hook=vars(top)[name]).digest()
+
+    assert of(1, "hook") == of(1, "hook") != of(2, "hook")
+    assert of(1, "alone") == of(2, "alone")
