@@ -74,11 +74,17 @@ class EpochLoop:
         state.reset_clock()
         source = self.nitro.setup.splits["train"]
         started = time.perf_counter()
-        with open_stream(
-            "train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare, check=self.check
-        ) as stream:
-            complete = self._steps(stream)
-            wait = stream.wait_seconds
+        try:
+            with open_stream(
+                "train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare, check=self.check
+            ) as stream:
+                complete = self._steps(stream)
+                wait = stream.wait_seconds
+        except DivergenceError:
+            raise
+        except BaseException:  # a loader or a hook that fails: the steps done until then are done, and must be counted
+            self.fetch(everything=True)
+            raise
         self.fetch(everything=True)
         elapsed = time.perf_counter() - started
         self.data_wait_frac = wait / elapsed if elapsed > 0 else 0.0

@@ -402,6 +402,24 @@ def test_a_user_error_in_a_hook_comes_through_and_the_run_says_failed(handle):
     assert log_of(n.run.path)[-1] == {**log_of(n.run.path)[-1], "type": "finish", "status": "failed"}
 
 
+@pytest.mark.parametrize("accum", [1, 2])
+def test_after_a_loader_has_failed_counters_and_parameters_agree_and_training_can_go_on(handle, accum):
+    def fail():
+        raise OSError("the disk is gone")
+
+    whole = handle(Measured(accum=accum))
+    whole.train()
+    train = Stopping(splits()["train"], at=3, act=fail)
+    n = handle(Measured(accum=accum), data={**splits(), "train": train})
+    with pytest.raises(OSError, match="the disk is gone"):
+        n.train()
+    assert (n.state.step, n.state.position) == (3 // accum, 3 // accum * accum)
+    assert [row["step"] for row in log_of(n.run.path, "train")] == list(range(1, 3 // accum + 1))
+    assert n.run.read_run()["status"] == "failed"
+    n.train()
+    assert_same(everything(n), everything(whole))
+
+
 def test_a_loader_that_is_one_pass_short_is_diagnosed(handle, snapshot):
     class OnePass:
         def __init__(self):
