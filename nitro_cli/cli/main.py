@@ -17,6 +17,7 @@ from nitro_cli import __version__
 from nitro_cli.cli.argv import check_words, command_of, experiment_word, parse
 from nitro_cli.cli.console import Output, Stray
 from nitro_cli.cli.failures import describe, user_frames
+from nitro_cli.cli.interrupts import kept_interrupts
 from nitro_cli.cli.lookup import looks_like_experiment
 from nitro_cli.cli.options import COLORS, COMMANDS, OUTPUT, PROGRESS, Command, Option, field_options
 from nitro_cli.cli.session import Session, stray_environment
@@ -49,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
     output = Output(parse(argv, OUTPUT).values, sys.stdout, sys.stderr, os.environ)
     _set_logging(output.verbose)
     try:
-        code = _dispatch(argv, output)
+        with kept_interrupts():
+            code = _dispatch(argv, output)
     except KeyboardInterrupt:
         code = INTERRUPTED
         if not output.broken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -59,6 +60,23 @@ def test_ctrl_c(raising):
     assert result.code == 130
     assert result.events == [{"event": "error", "exit_code": 130, "kind": "interrupted"}]
     assert result.err == "interrupted\n"
+
+
+def test_ctrl_c_is_not_lost_where_python_drops_exceptions(monkeypatch, nitro):
+    class Dropping:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def run(session):
+        Dropping()  # dropped here, as in a callback of the garbage collector
+        for _ in range(1000):
+            time.sleep(0.01)
+        raise AssertionError("never interrupted")
+
+    monkeypatch.setattr(list_command, "run", run)
+    before = sys.unraisablehook
+    assert nitro("list").code == 130
+    assert sys.unraisablehook is before
 
 
 def test_version(nitro):

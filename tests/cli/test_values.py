@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -124,7 +125,8 @@ def test_everything_wrong_is_told_at_once(folder, nitro, snapshot):
     write(folder, "presets/myexp.toml", "[bad]\nmax_epohcs = 5\nlearning_rate = true\nmode = 'c'\n")
     result = nitro("train", "myexp", "--preset", "bad", "--max-epohcs", "3", "--accum", "x", "--seed", "1.5")
     assert result.code == 2
-    assert result.err.replace(str(folder), "<here>") == snapshot
+    text = re.sub(r"has \d+ fields: .*", "has N fields: ...", result.err)
+    assert text.replace(str(folder), "<here>") == snapshot
     assert sorted(path.name for path in folder.iterdir()) == ["experiments", "presets"]
 
 
