@@ -111,6 +111,7 @@ class _Walk:
         elif callable(getattr(value, "__wrapped__", None)):
             self.entries[path] = f"wrapped by {_name(type(value))}"
             self.visit(f"{path}.__wrapped__", value.__wrapped__, owner)
+            self._attached(path, value)  # the rules of a custom derivative, for example
         elif isinstance(value, (types.BuiltinFunctionType, np.ufunc)):
             self.entries[path] = f"built-in {getattr(value, '__module__', '')}.{value.__name__}"
         else:
@@ -160,6 +161,13 @@ class _Walk:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             self.visit(f"{path}.__wrapped__", wrapped, owner)
+        if is_user_code(code.co_filename):
+            self._attached(path, function)
+
+    def _attached(self, path: str, value: Any) -> None:
+        for name, part in sorted(getattr(value, "__dict__", {}).items()):
+            if not name.startswith("_"):
+                self.visit(f"{path}.{name}", part)
 
     def _globals(self, function: types.FunctionType, code: types.CodeType, owner: type | None) -> None:
         namespace = function.__globals__

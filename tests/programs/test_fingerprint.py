@@ -202,6 +202,59 @@ def test_decorated_functions_are_looked_into():
     assert digest(jax.jit(one)) != digest(jax.jit(other))
 
 
+CUSTOM_VJP = """
+@jax.custom_vjp
+def g(x):
+    return x
+
+def forwards(x):
+    return x, None
+
+def backwards(residual, cotangent):
+    return (cotangent * {number},)
+
+g.defvjp(forwards, backwards)
+
+def f(x):
+    return g(x)
+"""
+CUSTOM_JVP = """
+@jax.custom_jvp
+def g(x):
+    return x
+
+@g.defjvp
+def rule(primals, tangents):
+    return g(*primals), tangents[0] * {number}
+
+def f(x):
+    return g(x)
+"""
+ATTRIBUTE = """
+def g(x):
+    return x
+
+g.factor = {number}
+
+def f(x):
+    return g(x) * g.factor
+"""
+
+
+@pytest.mark.parametrize("source", [CUSTOM_VJP, CUSTOM_JVP, ATTRIBUTE], ids=["vjp", "jvp", "attribute"])
+def test_rules_of_derivatives_and_attributes_of_functions_count(source):
+    one, other = source.format(number=1), source.format(number=2)
+    assert same(one, one, jax=jax)
+    assert not same(one, other, jax=jax)
+    assert fingerprint(f=made(one, jax=jax)).unstable == ()
+
+
+def test_a_jitted_helper_is_stable():
+    source = "@jax.jit\ndef g(x):\n    return x\ndef f(x):\n    return g(x)"
+    assert same(source, "\n\n" + source, jax=jax)
+    assert fingerprint(f=made(source, jax=jax)).unstable == ()
+
+
 def test_entries_name_what_they_are_and_where():
     source = "K = 3\ndef g(x):\n    return x + K\ndef f(x):\n    return g(x)"
     found = fingerprint(f=made(source, filename="/somewhere/losses.py"))
