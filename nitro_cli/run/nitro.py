@@ -281,7 +281,7 @@ class Nitro:
             tree = jax.jit(optimizer_init)(plan.vector(), self.state.params, self.setup.anchors)
             self._optimizer = Leaves.of(tree)
             if self.state.opt_state is None:
-                self.state.opt_state = [placed(leaf) for leaf in jax.tree.leaves(tree)]
+                self.state.opt_state = jax.device_put(jax.tree.leaves(tree), jax.devices()[0])
         return self._optimizer
 
     def empty_pending(self, columns: int) -> list[Any]:

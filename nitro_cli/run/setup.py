@@ -113,7 +113,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     plan = make_plan(experiment, hooks, params, _plan_settings(settings), mentions(declared))
     total = settings.max_epochs * (len(train) // settings.accum) if train is not None else 0
     schedules = _schedules(experiment, hooks, declared, plan, device_tree, total)
-    buffers = plan.layout.pack([np.asarray(leaf) for leaf in jax.tree.leaves(params_tree)])
+    buffers = plan.layout.pack(jax.tree.leaves(params_tree))
     residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
     if residency["train_metrics"] == "host" and "train_metrics" in routes and routes["train_metrics"].rng:
         raise ExperimentError(
@@ -320,10 +320,8 @@ def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], knobs: Knob
         )
     model, ps, st = returned
     try:
-        ps, st = jax.tree.map(placed, ps), jax.tree.map(placed, st)
-        if knobs.param_dtype is not None:
-            ps = jax.tree.map(lambda leaf: _stored(leaf, knobs.param_dtype), ps)
-        return model, ps, st
+        # Parameters stay on the host until they are packed into buffers, so that they are copied once.
+        return model, jax.tree.map(lambda leaf: _on_host(leaf, knobs.param_dtype), ps), jax.tree.map(placed, st)
     except TypeError as error:
         raise ExperimentError(
             f"{cls.__name__}.build_model returned parameters or state that are not arrays: {error}",
@@ -331,8 +329,12 @@ def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], knobs: Knob
         ) from error
 
 
-def _stored(leaf: jax.Array, dtype: Any) -> jax.Array:
-    return placed(np.asarray(leaf).astype(dtype)) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
+def _on_host(leaf: Any, param_dtype: str | None) -> np.ndarray:
+    array = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if param_dtype is not None and jax.numpy.issubdtype(dtype, jax.numpy.floating):
+        dtype = jax.numpy.dtype(param_dtype)
+    return array.astype(dtype, copy=False)
 
 
 def _check_params(cls: type, params: Leaves) -> None:
