@@ -130,7 +130,7 @@ def test_of_equal_metrics_the_earlier_is_best_also_after_a_restart(tmp_path):
         save_epochs(checkpoints, [0.9, 0.9, 0.1])
     with Checkpoints(tmp_path, policy) as checkpoints:
         for step in (40, 50):
-            checkpoints.save(step, arrays(), {"epoch": step // 10}, np.float32(0.9))
+            checkpoints.save(step, arrays(), {"epoch": step // 10}, np.float64(0.9))
         checkpoints.wait()
         assert kept(checkpoints) == [10, 20, 50]
         assert checkpoints.best().step == 10
@@ -330,6 +330,22 @@ def test_no_thread_and_no_log_line_is_left_behind(tmp_path, capfd):
     checkpoints.restore(20, arrays())
     assert set(threading.enumerate()) == before
     assert capfd.readouterr() == ("", "")
+
+
+def test_native_callbacks_after_a_failure_are_not_shown_but_other_faults_are():
+    code = """
+from nitro_cli.run.checkpoint_files import quiet_orbax
+class Late:
+    def __init__(self, text): self.text = text
+    def __del__(self): raise RuntimeError(self.text)
+quiet_orbax()
+quiet_orbax()
+Late("Event loop is closed")
+Late("a fault")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Event loop" not in done.stderr
+    assert done.stderr.count("RuntimeError: a fault") == 1
 
 
 def test_absl_asked_to_talk_does(tmp_path):

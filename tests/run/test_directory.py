@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nitro_cli.errors import OutputError, ProtectError, UsageError
+from nitro_cli.run import directory
 from nitro_cli.run.directory import RESERVED_NAMES, create_run, facts, find_run, list_runs, open_run
 
 
@@ -87,9 +89,17 @@ def test_force_moves_the_old_contents_aside(tmp_path):
     assert written == ["one", "two", "three"]
 
 
-def test_an_empty_folder_is_taken_once_by_many(tmp_path):
+def test_an_empty_folder_is_taken_once_by_many(tmp_path, monkeypatch):
     (tmp_path / "x").mkdir()
     outcomes: list[str] = []
+    all_saw_it_empty = threading.Barrier(8)
+    take_folder = directory._take_folder
+
+    def together(*arguments: Any) -> None:
+        take_folder(*arguments)
+        all_saw_it_empty.wait(timeout=60)
+
+    monkeypatch.setattr(directory, "_take_folder", together)
 
     def take() -> None:
         try:
