@@ -175,12 +175,21 @@ class _Walk:
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             self.visit(f"{namespace.get('__name__', '?')}.{name}", value)
-            if isinstance(value, types.ModuleType) and is_user_code(getattr(value, "__file__", None) or "<frozen"):
-                for attribute in sorted(attributes & vars(value).keys()):
-                    self.visit(f"{value.__name__}.{attribute}", vars(value)[attribute])
+            self._module(value, attributes, set())
         if owner is not None:
             for attribute in sorted(attributes):
                 self._on_owner(attribute, owner, inherited="super" in names)
+
+    def _module(self, module: Any, attributes: set[str], entered: set[str]) -> None:
+        """What code that names ``attributes`` may mean by ``module.name`` and by ``package.module.name``."""
+        if not isinstance(module, types.ModuleType) or module.__name__ in entered:
+            return
+        if not is_user_code(getattr(module, "__file__", None) or "<frozen"):
+            return
+        entered.add(module.__name__)
+        for attribute in sorted(attributes & vars(module).keys()):
+            self.visit(f"{module.__name__}.{attribute}", vars(module)[attribute])
+            self._module(vars(module)[attribute], attributes, entered)
 
     def _on_owner(self, name: str, owner: type, inherited: bool) -> None:
         """What ``self.name`` means on the experiment class, where it is no field: a method or a class constant; and,

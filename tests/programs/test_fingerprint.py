@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import types
 from dataclasses import dataclass
 
 import jax
@@ -295,3 +296,18 @@ class Top(Middle):
 
     assert of(1, "hook") == of(1, "hook") != of(2, "hook")
     assert of(1, "alone") == of(2, "alone")
+
+
+def test_modules_inside_packages_count_by_what_is_named_in_them():
+    def of(number, unused=0):
+        module, package = types.ModuleType("pack.losses"), types.ModuleType("pack")
+        exec(
+            compile(f"K = {number}\nUNUSED = {unused}\ndef g(x):\n    return x + K", "losses.py", "exec"), vars(module)
+        )
+        module.__file__, package.__file__ = "pack/losses.py", "pack/__init__.py"
+        package.losses = module
+        package.itself = package
+        return digest(made("def f(x):\n    return pack.losses.g(pack.itself)", pack=package))
+
+    assert of(1) == of(1) == of(1, unused=3)
+    assert of(1) != of(2)
