@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import sys
+import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,16 @@ def read_arrays(path: Path, wanted: Layout) -> dict[str, dict[str, Any]]:
 def first_line(error: BaseException) -> str:
     """The beginning of an error's text, fit for one line."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def let_go(error: BaseException | None) -> None:
+    """Drop what a failed save left half begun, so that Python does not complain about it on stderr later."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        gc.collect()
 
 
 class _OrbaxFilter(logging.Filter):

@@ -11,13 +11,10 @@ Reading never makes a manager, so it never touches what another process is writi
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import os
 import shutil
-import traceback
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +30,7 @@ from nitro_cli.run.checkpoint_files import (
     first_line,
     inspect_folder,
     json_default,
+    let_go,
     prepared,
     quiet_orbax,
     read_arrays,
@@ -253,7 +251,7 @@ class Checkpoints:
         self._drop_manager()  # its view of the folder is wrong now; the next save starts from what is on disk
         path = self.directory / str(step)
         shutil.rmtree(f"{path}{UNFINISHED}", ignore_errors=True)
-        _let_go(error)
+        let_go(error)
         notes = [_space(self.directory, size)] if _is_full(error) else []
         reason = "the disk is full" if _is_full(error) else first_line(error)
         return OutputError(
@@ -376,16 +374,6 @@ def _info(path: Path, record: dict[str, Any]) -> CheckpointInfo:
 def _would_rewind(directory: Path, step: int, newest: int) -> ProtectError:
     what = f"step {step} is saved already" if step == newest else f"step {newest}, later than {step}, is saved already"
     return ProtectError(f"{what} in {directory}", "a checkpoint is never replaced; --run-dir starts another run")
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Drop what a failed save left half begun, so that Python does not complain about it on stderr later."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
-        while error is not None:
-            traceback.clear_frames(error.__traceback__)
-            error = error.__cause__ or error.__context__
-        gc.collect()
 
 
 def _is_full(error: BaseException) -> bool:
