@@ -85,8 +85,7 @@ def grid(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def binding_lines(report: Any) -> list[str]:
     """What the configuration was bound to: data, model, optimizer, hooks, devices."""
-    run, model, optimizer = report.run, report.model, report.optimizer
-    rate = number_in(optimizer.get("hyperparameters", {}), optimizer.get("learning_rate"))
+    run, model = report.run, report.model
     clip = run.get("gradient_clip_norm") or 0
     rows = [["data", " | ".join(_split_text(split) for split in report.splits)]]
     prefetch = sorted({str(split.prefetch) for split in report.splits if split.prefetch})
@@ -94,7 +93,11 @@ def binding_lines(report: Any) -> list[str]:
         rows.append(["prefetch", " | ".join(prefetch)])
     steps = f" | {run['total_steps']:,} optimizer steps" if run.get("total_steps") is not None else ""
     rows.append(["model", f"{model.get('parameters', 0):,} parameters in {model.get('leaves', 0)} arrays{steps}"])
-    rows.append(["optimizer", f"{optimizer.get('rule')}, {rate}"])
+    several = len(report.groups) > 1
+    for group in report.groups:
+        size = f" | {group.parameters:,} parameters" if several else ""
+        rows.append([f"group {group.group}" if several else "optimizer", f"{_group_text(group)}{size}"])
+    rows += [["schedule", f"{row.key} of {row.target}, by {row.source}"] for row in report.schedules]
     rows.append(["clip", f"global norm {clip}" if clip else "none"])
     rows.append(["run", f"seed {run.get('seed')}, accum {run.get('accum')}, max_epochs {run.get('max_epochs')}"])
     rows.append(["hooks", " | ".join(_hook_text(hook) for hook in report.hooks)])
@@ -103,13 +106,10 @@ def binding_lines(report: Any) -> list[str]:
     return [*lines, *(f"  note: {note}" for note in report.notes), ""]
 
 
-def number_in(hyperparameters: Mapping[str, Any], rate: Any) -> str:
-    others = {name: value for name, value in hyperparameters.items() if name != "learning_rate"}
-    return ", ".join([f"learning_rate {rate:g}" if rate is not None else "its own rate", *_pairs(others)])
-
-
-def _pairs(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]
+def _group_text(group: Any) -> str:
+    decay = [f"weight_decay {group.weight_decay:g} towards {group.anchor}"] if group.weight_decay else []
+    values = [f"{name} {value:g}" for name, value in group.hyperparameters.items() if name != "weight_decay"]
+    return ", ".join([group.rule, f"learning_rate {group.learning_rate:g}", *values, *decay])
 
 
 def _split_text(split: Any) -> str:
@@ -144,8 +144,11 @@ def plain_report(report: Any, verbose: bool) -> list[str]:
         facts = {"rows": split.rows, "batches": split.batches, "batch": split.batch_size, "dropped": split.dropped}
         lines.append(f"binding data.{split.split} {_said(facts)}")
     lines.append(f"binding model {_said(report.model)}")
-    rule = {key: value for key, value in report.optimizer.items() if not isinstance(value, dict)}
-    lines.append(f"binding optimizer {_said({**rule, **report.optimizer.get('hyperparameters', {})})}")
+    for group in report.groups:
+        facts = {"rule": group.rule, "learning_rate": group.learning_rate, **group.hyperparameters}
+        facts |= {"weight_decay": group.weight_decay, "parameters": group.parameters, "leaves": group.leaves}
+        lines.append(f"binding group {group.group} {_said(facts)}")
+    lines += [f"binding schedule {row.key} target={row.target} source={row.source}" for row in report.schedules]
     lines.append(f"binding run {_said({k: v for k, v in report.run.items() if k != 'run_dir'})}")
     lines += [f"binding hook {_hook_text(hook)}" for hook in report.hooks]
     lines.append(f"binding devices {report.devices}")
@@ -184,6 +187,8 @@ def binding_facts(report: Any) -> dict[str, Any]:
         "splits": list(report.splits),
         "model": report.model,
         "optimizer": report.optimizer,
+        "groups": list(report.groups),
+        "schedules": list(report.schedules),
         "hooks": list(report.hooks),
         "devices": report.devices,
         "notes": list(report.notes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 from nitro_cli.cli import views
 from nitro_cli.cli.console import Output, plain
 from nitro_cli.cli.views import View
-from nitro_cli.run.report import FieldRow, HookRow, Report, SplitRow
+from nitro_cli.run.report import FieldRow, GroupRow, HookRow, Report, ScheduleRow, SplitRow
 
 from .conftest import Screen
 
@@ -47,6 +48,8 @@ REPORT = Report(
     ],
     model={"parameters": 28938, "leaves": 4, "state_leaves": 0},
     optimizer={"rule": "radam", "learning_rate": 0.003, "hyperparameters": {"b1": 0.9}, "fixed": {}},
+    groups=[GroupRow("all", "radam", 0.003, 1.0, 0.01, "zero", {"b1": 0.9}, {}, 28938, 4, True)],
+    schedules=[ScheduleRow("learning_rate", "all", "schedules(self)", False)],
     hooks=[HookRow("forward", ("image",)), HookRow("metrics", ("label",), "host")],
     devices="cpu x 1 | jax 0.10.2",
     notes=["the preset file has one table"],
@@ -202,3 +205,13 @@ def test_after_an_interrupt_the_next_thing_is_to_resume(inside, told):
         "done status=interrupted epochs=2 steps=44",
         "next nitro train digits --resume=elsewhere",
     ]
+
+
+def test_several_groups_are_told_apart(inside, told):
+    groups = [replace(REPORT.groups[0], group="body"), replace(REPORT.groups[0], group="head", weight_decay=0.0)]
+    report = replace(REPORT, groups=groups)
+    for tty, expected in ((True, "  group head  radam, learning_rate 0.003, b1 0.9 | 28,938 parameters"),
+                          (False, "binding group head rule=radam learning_rate=0.003")):  # fmt: skip
+        view, out = told(tty, color="never")
+        view.report(report)
+        assert expected in out.stderr.text()
