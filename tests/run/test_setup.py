@@ -61,7 +61,7 @@ W = np.zeros(FEATURES, np.float32)
 BUILD_MODEL = {
     "none": lambda self, rng: None,
     "a pair": lambda self, rng: (None, {"w": W}),
-    "a text among the parameters": lambda self, rng: (None, {"w": "zeros"}, {}),
+    "a text in the state": lambda self, rng: (None, {"w": W}, {"kind": "zeros"}),
     "no parameters": lambda self, rng: (None, {}, {}),
     "whole numbers": lambda self, rng: (None, {"w": np.zeros(3, np.int32)}, {}),
 }
