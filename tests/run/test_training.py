@@ -380,6 +380,40 @@ def test_random_numbers_are_by_seed_and_step(handle):
     assert len(set(losses)) == len(losses)
 
 
+class Drawing(Measured):
+    """Its loss is a random number, and nothing else."""
+
+    def loss(self, outputs, *, y, rng):
+        return jax.random.normal(rng) + 0 * outputs.mean()
+
+
+def test_every_step_and_every_micro_batch_draws_its_own_number(handle):
+    def losses(accum):
+        n = handle(Drawing(max_epochs=2, accum=accum))
+        return [row["values"]["loss"] for row in log_of(n.train().run.path, "train")]
+
+    single, pairs = losses(1), losses(2)
+    assert len(set(single)) == 8
+    assert len(set(pairs)) == 4
+    assert pairs[0] != pytest.approx(single[0])  # the mean of two numbers, of which the first is that of the first step
+
+
+def test_forward_loss_and_train_metrics_draw_different_numbers(handle):
+    class Three(Measured):
+        def forward(self, model, ps, st, *, x, rng):
+            return x @ ps["w"] * 0 + jax.random.normal(rng), st
+
+        def loss(self, outputs, *, y, rng):
+            return jax.random.normal(rng) + 0 * outputs.mean()
+
+        def train_metrics(self, outputs, *, y, rng):
+            return {"forward": outputs[0], "own": jax.random.normal(rng)}
+
+    n = handle(Three(), data={"train": list(splits()["train"])[:1]})
+    (row,) = log_of(n.train().run.path, "train")
+    assert len(set(row["values"].values())) == 3
+
+
 def test_a_python_number_as_loss_is_a_loss(handle):
     class Constant(Measured):
         def loss(self, outputs, *, y):
