@@ -30,6 +30,7 @@ class Route:
     train: bool
     rng: bool
     defaults: tuple[str, ...]
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def route(
         "train" in asked,
         "rng" in asked,
         tuple(defaults),
+        tuple(p.name for p in hook.keywords if p.default is not Parameter.empty),
     )
 
 

@@ -55,14 +55,17 @@ def config_metadata(E: type) -> Mapping[str, FieldInfo]:
 
 
 def device_fields(E: type) -> tuple[str, ...]:
+    """Names of the Device fields: traced inputs, which are in no program's key."""
     return _marked(E, Marker.DEVICE)
 
 
 def host_fields(E: type) -> tuple[str, ...]:
+    """Names of the Host fields: those marked so or not marked at all. Traced code cannot read them."""
     return _marked(E, Marker.HOST)
 
 
 def graphconst_fields(E: type) -> tuple[str, ...]:
+    """Names of the GraphConst fields: constants of the programs that read them."""
     return _marked(E, Marker.GRAPHCONST)
 
 

@@ -29,15 +29,30 @@ class HostFieldError(ExperimentError):
     def __init__(self, name: str, operation: str) -> None:
         active = _TRACE.get()
         where = f"'{active[0]}'" if active else "traced code"
-        super().__init__(
-            f"{where} uses the Host field '{name}' ({operation}); a compiled program cannot see Host fields",
+        fixes = (
             f"mark it GraphConst (`{name}: GraphConst[...]`): baked into the program, which recompiles for each value",
             f"or mark it Device (`{name}: Device[...]`): an input of the program, free to sweep and schedule",
             "or read it in host code: build_data, build_model, derive, finalize_metrics",
+        )
+        if _is_knob(name):
+            fixes = (
+                f"'{name}' is a knob of nitro, which passes it to the programs where they need it",
+                "for a number of your own, declare a field: Device (an input, free to sweep) or GraphConst (baked in)",
+                "or read it in host code: build_data, build_model, derive, finalize_metrics",
+            )
+        super().__init__(
+            f"{where} uses the Host field '{name}' ({operation}); a compiled program cannot see Host fields",
+            *fixes,
             field=name,
             hook=active[0] if active else None,
             operation=operation,
         )
+
+
+def _is_knob(name: str) -> bool:
+    from nitro_cli.experiment.base import KNOBS
+
+    return name in KNOBS
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nitro_cli.programs.leaves import Leaves
+from nitro_cli.optim.leaves import Leaves
 
 KINDS = ("mix", "flat", "tree")
 PACKED_ELEMENTS = 16384

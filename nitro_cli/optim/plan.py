@@ -19,8 +19,8 @@ from nitro_cli.errors import ExperimentError
 from nitro_cli.experiment.hooks import default_no_decay
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
+from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.rule import Rule, resolve_rule, traceable
-from nitro_cli.programs.leaves import Leaves
 
 GLOBAL = ""  # the group of hyperparameters that belong to none
 DEFAULT = "default"

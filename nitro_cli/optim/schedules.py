@@ -278,14 +278,11 @@ class Table:
         steps = sorted({round(i * last / max(points - 1, 1)) for i in range(min(points, BLOCK))})
         padded = np.array(steps + [last] * (BLOCK - len(steps)), np.int32)
         traced = dict(zip([b.key for b in self._traced], self._evaluated(padded), strict=True)) if self._traced else {}
-        values = {b.key: traced.get(b.key) for b in self.bound}
-        return {
-            b.key: [
-                (step, float(np.mean(self._call(b, step) if values[b.key] is None else values[b.key][i])))
-                for i, step in enumerate(steps)
-            ]
-            for b in self.bound
-        }
+
+        def value(b: Bound, index: int, step: int) -> float:
+            return float(np.mean(traced[b.key][index] if b.key in traced else self._call(b, step)))
+
+        return {b.key: [(step, value(b, i, step)) for i, step in enumerate(steps)] for b in self.bound}
 
     def _evaluated(self, steps: np.ndarray) -> list[np.ndarray]:
         """The traced schedules at ``BLOCK`` steps, in one compiled call."""

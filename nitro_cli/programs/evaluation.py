@@ -12,11 +12,11 @@ from typing import Any
 import jax
 
 from nitro_cli.experiment.view import tracing
+from nitro_cli.optim.leaves import Leaves, spec_text
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.leaves import Leaves, spec_text
 from nitro_cli.programs.recipe import EVALUATION, Recipe
 from nitro_cli.programs.training import SEED
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -46,9 +46,9 @@ class Ledger:
         """``(name, number of compiles)`` between two marks, in order of first appearance."""
         return list(Counter(row.name for row in self.rows[start:end]).items())
 
-    def _on_duration(self, event: str, duration: float, **facts: Any) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILE_EVENT:
-            self.rows.append(LedgerRow(str(facts.get("fun_name", "unknown")), duration, time.perf_counter()))
+            self.rows.append(LedgerRow(str(kwargs.get("fun_name", "unknown")), duration_secs, time.perf_counter()))
 
 
 ledger = Ledger()

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from nitro_cli.data.routing import Route
 from nitro_cli.errors import ExperimentError, Place
 from nitro_cli.experiment.view import compile_view, tracing
+from nitro_cli.optim.leaves import Leaves, spec_text
 from nitro_cli.optim.plan import Plan
-from nitro_cli.programs.leaves import Leaves, spec_text
 
 # Streams of random numbers, apart by use; the step and micro-batch are folded in besides.
 FORWARD, LOSS, TRAIN_METRICS, EVALUATION = range(4)
@@ -127,6 +127,12 @@ class Recipe:
         """``values`` as a dict of scalars. Raises ExperimentError naming what is none."""
         if not isinstance(values, Mapping):
             raise self._broken("train_metrics", f"must return a dict of scalars, and returned {_describe(values)}")
+        if "loss" in values:
+            raise self._broken(
+                "train_metrics",
+                "returns 'loss', which is the name of the loss itself in every row",
+                "nitro logs the loss; give this number another name",
+            )
         for name, value in values.items():
             if getattr(value, "shape", ()) != () or isinstance(value, (tuple, list, dict, str)):
                 raise self._broken(
@@ -195,7 +201,8 @@ def _cast(tree: Any, dtype: str) -> Any:
 
 
 def _pick(route: Route, batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: batch[name] for name in route.fields}
+    """The hook's fields. One with a default may be missing from a split; the hook then takes its default."""
+    return {name: batch[name] for name in route.fields if name in batch or name not in route.optional}
 
 
 def _is_number(value: Any) -> bool:

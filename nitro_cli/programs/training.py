@@ -19,12 +19,12 @@ import numpy as np
 from nitro_cli.errors import ExperimentError
 from nitro_cli.optim import update as optimizer_step
 from nitro_cli.optim.clip import clip_by_global_norm
+from nitro_cli.optim.leaves import Leaves, spec_text
 from nitro_cli.optim.plan import GLOBAL
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.leaves import Leaves, spec_text
 from nitro_cli.programs.recipe import Recipe
 
 CLOCK = jax.ShapeDtypeStruct((3,), np.dtype("int32"))
@@ -143,12 +143,34 @@ def _count_train_metrics(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruc
     return len(jax.eval_shape(metrics, *specs))
 
 
+def optimizer_state(recipe: Recipe, params: Any, anchors: Any) -> Any:
+    """The tree of the optimizer's first state, by one compiled function that handles with the same optimizer share."""
+    plan = recipe.plan
+    key = optimizer_request(recipe).digest
+    if key not in _OPTIMIZER_INIT:
+
+        def optimizer_init(vector: Any, params: Any, anchors: Any) -> Any:
+            state = optimizer_step.initial_state(plan, vector, params, anchors)
+            return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
+
+        _OPTIMIZER_INIT[key] = jax.jit(optimizer_init)
+    return _OPTIMIZER_INIT[key](plan.vector(), params, anchors)
+
+
+_OPTIMIZER_INIT: dict[str, Any] = {}
+
+
 def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Request:
     """What the update program depends on: no hook but the optimizer's, and no batch."""
+    rule = optimizer_request(recipe)
+    arguments = {**rule.arguments, **optimizer.described("opt_state"), "row": f"float[{len(columns)}]"}
+    return Request("update", rule.code, arguments, rule.settings)
+
+
+def optimizer_request(recipe: Recipe) -> Request:
+    """What the optimizer depends on."""
     plan = recipe.plan
     roots = {f"optimizer {g.name}": (g.rule.factory, dict(g.rule.fixed)) for g in plan.groups}
-    arguments = recipe.described() | optimizer.described("opt_state")
-    arguments["row"] = f"float[{len(columns)}]"
     settings = {
         "gradient_clip_norm": "on" if plan.clip else "off",
         "ema_decay": "on" if plan.ema else "off",
@@ -160,7 +182,7 @@ def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) ->
         ),
         "no_decay": " ".join(path for path, no in zip(recipe.params.paths, plan.no_decay, strict=True) if no),
     }
-    return Request("update", fingerprint(recipe.owner, **roots), arguments, settings)
+    return Request("optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings)
 
 
 def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Built:

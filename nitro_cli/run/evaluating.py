@@ -6,7 +6,7 @@ works on a batch, the host reduces the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from nitro_cli.data.padding import pad_batch, slice_rows
 from nitro_cli.data.prefetch import open_stream
-from nitro_cli.data.source import check_batch
+from nitro_cli.data.source import check_batch, first_batch
 from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.metrics.accumulate import Accumulator
 from nitro_cli.metrics.finalize import check_final, flatten_metrics
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 
 class _Forward:
-    """Calls of the evaluation program, for batches of whatever shapes come."""
+    """Calls of the evaluation program, for batches of whatever shapes come. ``present`` are the fields of the split;
+    one with a default in ``forward`` may be missing."""
 
-    def __init__(self, nitro: Nitro) -> None:
+    def __init__(self, nitro: Nitro, present: Collection[str]) -> None:
         self.nitro = nitro
-        self.fields = nitro.setup.recipe.routes["forward"].fields
+        route = nitro.setup.recipe.routes["forward"]
+        self.fields = tuple(f for f in route.fields if f in present or f not in route.optional)
         self.program: Program | None = None
         self.calls = 0
 
@@ -76,9 +78,9 @@ def evaluate_split(nitro: Nitro, split: str, epoch: int) -> tuple[dict[str, floa
     on_device = name == "loss" or recipe.residency["metrics"] == "device"
     needed = [f for f in recipe.routes[name].fields if f in schema]
     _check_fields(nitro, split, name, schema)
-    forward = _Forward(nitro)
+    forward = _Forward(nitro, schema)
     measure: Any = (_DeviceMetric if on_device else _HostMetric)(nitro, name, needed, forward)
-    travelling = tuple(dict.fromkeys([*forward.fields, *(needed if on_device else [])]))
+    travelling: tuple[str, ...] = tuple(dict.fromkeys((*forward.fields, *(needed if on_device else ()))))
     plan = batch_plan(schema, forward.fields)
 
     def prepare(batch: Any) -> Any:
@@ -95,6 +97,7 @@ def evaluate_split(nitro: Nitro, split: str, epoch: int) -> tuple[dict[str, floa
                 measure.add(forward(arrays), batch, rows, index)
                 total += rows
                 nitro.notify_progress()
+                nitro.leave_if_interrupted()
         reduced = measure.result()
     finally:
         forward.close()
@@ -106,7 +109,8 @@ def evaluate_split(nitro: Nitro, split: str, epoch: int) -> tuple[dict[str, floa
 
 
 def _check_fields(nitro: Nitro, split: str, hook: str, schema: Mapping[str, Any]) -> None:
-    lacking = [f for f in nitro.setup.recipe.routes[hook].fields if f not in schema]
+    route = nitro.setup.recipe.routes[hook]
+    lacking = [f for f in route.fields if f not in schema and f not in route.optional]
     if lacking:
         raise ExperimentError(
             f"split '{split}' has no field '{lacking[0]}', which {hook} takes",
@@ -186,14 +190,17 @@ class _DeviceMetric:
 
 def predict_batches(nitro: Nitro, source: Any, split: str) -> Iterator[Any]:
     """Outputs of ``forward`` per batch of ``source``, in order: numpy arrays, real rows only."""
-    forward = _Forward(nitro)
+    forward = _Forward(nitro, first_batch(split, source))
     width = nitro.setup.eval_width
     waiting: tuple[list[Any], int] | None = None
-    prepare, check = _predict_prepare(nitro), _check_predictable(split, forward.fields)
+
+    def check(index: int, batch: Any) -> None:
+        _check_predictable(split, index, batch, forward.fields)
 
     def finished(item: tuple[list[Any], int]) -> Any:
         return slice_rows(forward.tree(item[0]), item[1], width)
 
+    prepare = _predict_prepare(nitro, forward.fields)
     try:
         with open_stream(split, source, epoch=0, prepare=prepare, check=check) as stream:
             for _, (arrays, rows) in stream:
@@ -201,6 +208,7 @@ def predict_batches(nitro: Nitro, source: Any, split: str) -> Iterator[Any]:
                 if waiting is not None:
                     yield finished(waiting)
                 waiting = (outputs, rows)
+                nitro.leave_if_interrupted()
         if waiting is not None:
             yield finished(waiting)
     finally:
@@ -209,33 +217,28 @@ def predict_batches(nitro: Nitro, source: Any, split: str) -> Iterator[Any]:
 
 def predict_batch(nitro: Nitro, batch: Mapping[str, Any]) -> Any:
     """Outputs for one batch of at most the evaluation width."""
-    forward = _Forward(nitro)
-    _check_predictable("predict", forward.fields)(0, batch)
-    arrays, rows = _predict_prepare(nitro)(batch)
+    forward = _Forward(nitro, batch)
+    _check_predictable("predict", 0, batch, forward.fields)
+    arrays, rows = _predict_prepare(nitro, forward.fields)(batch)
     try:
         return slice_rows(forward.tree(forward(arrays)), rows, nitro.setup.eval_width)
     finally:
         forward.close()
 
 
-def _check_predictable(split: str, fields: Sequence[str]) -> Callable[[int, Any], None]:
-    def check(index: int, batch: Any) -> None:
-        lacking = [f for f in fields if f not in batch]
-        if lacking:
-            raise ExperimentError(
-                f"a batch to predict has no field '{lacking[0]}', which forward takes",
-                f"it has: {', '.join(sorted(batch))}",
-            )
-        check_batch(split, index, batch, None, fields)
-
-    return check
+def _check_predictable(split: str, index: int, batch: Any, fields: Sequence[str]) -> None:
+    lacking = [f for f in fields if f not in batch]
+    if lacking:
+        raise ExperimentError(
+            f"a batch to predict has no field '{lacking[0]}', which forward takes",
+            f"it has: {', '.join(sorted(batch))}",
+        )
+    check_batch(split, index, batch, None, fields)
 
 
-def _predict_prepare(nitro: Nitro) -> Callable[[Any], tuple[list[Any], int]]:
+def _predict_prepare(nitro: Nitro, fields: Sequence[str]) -> Callable[[Any], tuple[list[Any], int]]:
     setup = nitro.setup
-    fields = setup.recipe.routes["forward"].fields
-    reference = next(iter(setup.schema.values()))
-    plan = batch_plan(reference, fields)
+    plan = batch_plan(next(iter(setup.schema.values())), fields)
 
     def prepare(batch: Any) -> tuple[list[Any], int]:
         padded, rows = pad_batch(batch, fields, setup.eval_width)

@@ -44,12 +44,11 @@ class EpochLoop:
         setup = nitro.setup
         self.recipe = setup.recipe
         self.schema = setup.schema["train"]
-        hooks = ["forward", "loss"] + (["train_metrics"] if "train_metrics" in setup.recipe.hooks else [])
-        self.fields = setup.recipe.routed(*hooks)
         self.host_metrics = "train_metrics" in setup.recipe.hooks and self.recipe.residency["train_metrics"] == "host"
+        self.fields = setup.recipe.routed("forward", "loss", *(() if self.host_metrics else ("train_metrics",)))
         self.metric_fields = setup.recipe.routes["train_metrics"].fields if self.host_metrics else ()
         self.plan = batch_plan(self.schema, self.fields)
-        self.constants = nitro.constants()
+        self.constants: tuple[Any, ...] = ()
         self.gradient = self._gradient_for([self.schema[name] for name in self.fields])
         self.update = nitro.programs.update(nitro.optimizer_layout(), self.gradient.found["columns"])
         self.rows: list[Any] = []
@@ -72,6 +71,7 @@ class EpochLoop:
         """
         state = self.nitro.state
         state.reset_clock()
+        self.constants = self.nitro.constants()  # anew for each epoch: set_device may have changed a Device value
         source = self.nitro.setup.splits["train"]
         started = time.perf_counter()
         try:

@@ -6,8 +6,10 @@ state, and Device values through ``set_device``, change afterwards.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,23 @@ import numpy as np
 from nitro_cli.errors import ExperimentError, ProtectError, UsageError
 from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.content import short_value
+from nitro_cli.experiment.discovery import experiment_name
+from nitro_cli.experiment.hooks import hook
 from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
 from nitro_cli.experiment.values import BadValue, from_python
-from nitro_cli.optim.update import initial_state
+from nitro_cli.optim.leaves import Leaves
 from nitro_cli.programs.cache import Program
-from nitro_cli.programs.leaves import Leaves
-from nitro_cli.run.checkpoints import CheckpointInfo, Checkpoints
-from nitro_cli.run.directory import RunDirectory
+from nitro_cli.programs.training import optimizer_state
+from nitro_cli.run.checkpoints import CheckpointInfo, Checkpoints, resolve_checkpoint
+from nitro_cli.run.directory import RunDirectory, find_run
 from nitro_cli.run.drift import Drift
 from nitro_cli.run.evaluating import evaluate_split, known_split, predict_batch, predict_batches
 from nitro_cli.run.programs import Programs
 from nitro_cli.run.report import Report
 from nitro_cli.run.setup import device_value, placed, seed_words, set_up
 from nitro_cli.run.state import TrainState, named_arrays, named_buffers, placed_arrays, placed_buffers, template
+from nitro_cli.run.stop import StopSignals
 from nitro_cli.run.training import Outcome, Training
 from nitro_cli.suggest import did_you_mean, listed
 
@@ -54,8 +59,8 @@ class Nitro:
         e: Any,
         *,
         data: Mapping[str, Any] | None = None,
-        weights: tuple[RunDirectory, CheckpointInfo] | str | None = None,
-        resume: RunDirectory | None = None,
+        weights: tuple[RunDirectory, CheckpointInfo] | str | Path | None = None,
+        resume: RunDirectory | str | Path | bool | None = None,
         resolved: Resolved | None = None,
         observer: Observer | None = None,
         command_line: str = "",
@@ -63,13 +68,7 @@ class Nitro:
         root: Path | None = None,
         **knobs: Any,
     ) -> None:
-        if not (weights is None or weights == "fresh" or isinstance(weights, tuple)):
-            raise UsageError(
-                f"weights takes a run and one of its checkpoints, not {weights!r}",
-                "write: run = open_run(path); Nitro(e, weights=(run, Checkpoints(run.checkpoints_path).latest()))",
-            )
-        if not (resume is None or isinstance(resume, RunDirectory)):
-            raise UsageError(f"resume takes a run, not {resume!r}", "write: Nitro(e, resume=open_run(path))")
+        weights, resume = _named_weights(e, weights, root), _named_run(e, resume, root)
         if resume is not None and isinstance(weights, tuple):
             raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
         self.observer = observer or (lambda event, facts: None)
@@ -93,6 +92,7 @@ class Nitro:
         self.log_compile: Callable[[dict[str, Any]], None] | None = None
         self._optimizer: Leaves | None = None
         self._stop_requested = False
+        self._signals: StopSignals | None = None
         self._next_progress = 0.0
         self._scheduled_progress: dict[str, Any] = {}
         self._drift = Drift(self.setup.recipe, self.setup.model_content)
@@ -160,7 +160,8 @@ class Nitro:
         """Metrics of any split, by name; names carry the split (``test_loss``)."""
         known_split(self, split)
         self._entry()
-        metrics, rows = evaluate_split(self, split, self.state.epoch)
+        with self._interruptible():
+            metrics, rows = evaluate_split(self, split, self.state.epoch)
         self.last_rows[split] = rows
         return metrics
 
@@ -183,7 +184,8 @@ class Nitro:
 
     def _predicting(self, loader: Any) -> Iterator[Any]:
         self._entry()
-        yield from predict_batches(self, loader, "predict")
+        with self._interruptible():
+            yield from predict_batches(self, loader, "predict")
 
     def request_stop(self) -> None:
         """Ask a running ``train`` to end after the current step; callable from any thread."""
@@ -207,6 +209,26 @@ class Nitro:
         self.device = jax.tree.leaves(tree)
 
     # ---- what the rooms of run/ use -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """While a pass runs outside of training, a signal only sets a flag that is looked at between batches: an
+        exception out of Python's own handler in the middle of a compile can end the process (jax 0.10)."""
+        with StopSignals() as self._signals:
+            try:
+                yield
+                self.leave_if_interrupted()
+            finally:
+                self._signals = None
+
+    def leave_if_interrupted(self) -> None:
+        """Raise KeyboardInterrupt after a Ctrl-C, SystemExit after another signal, where a pass is interruptible."""
+        if self._signals is None or self._signals.requested is None:
+            return
+        code = self._signals.exit_code
+        if code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(code)
 
     @property
     def stop_requested(self) -> bool:
@@ -272,13 +294,7 @@ class Nitro:
     def optimizer_layout(self) -> Leaves:
         """Structure of the optimizer state, which is made on first use: a handle that only evaluates never pays it."""
         if self._optimizer is None:
-            plan = self.setup.recipe.plan
-
-            def optimizer_init(vector: Any, params: Any, anchors: Any) -> Any:
-                state = initial_state(plan, vector, params, anchors)
-                return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jax.numpy.asarray(x).dtype), state)
-
-            tree = jax.jit(optimizer_init)(plan.vector(), self.state.params, self.setup.anchors)
+            tree = optimizer_state(self.setup.recipe, self.state.params, self.setup.anchors)
             self._optimizer = Leaves.of(tree)
             if self.state.opt_state is None:
                 self.state.opt_state = jax.device_put(jax.tree.leaves(tree), jax.devices()[0])
@@ -404,6 +420,8 @@ class Nitro:
         """Optimizer state is stored buffer by buffer, so a run goes on only under the table it was saved with."""
         was = {row[0]: row[1:] for row in meta["layout"]}
         now = {row[0]: row[1:] for row in self.setup.recipe.plan.layout.table()}
+        if {path: row[-1] for path, row in was.items()} != {path: row[-1] for path, row in now.items()}:
+            return  # other parameters, not another layout: comparing the arrays says it better
         rows = [
             f"{path}: {_laid(was.get(path))} -> {_laid(now.get(path))}"
             for path in dict.fromkeys([*was, *now])
@@ -411,7 +429,7 @@ class Nitro:
         ]
         if rows:
             raise ProtectError(
-                f"the run cannot be resumed: {len(rows)} parameters lie elsewhere than when it was saved (was -> now)",
+                "the run cannot be resumed: parameters lie elsewhere than when it was saved (was -> now)",
                 *rows[:6],
                 *([f"and {len(rows) - 6} more"] if len(rows) > 6 else []),
                 f"checkpoint: {info.path}",
@@ -473,6 +491,28 @@ class Nitro:
             )
 
 
+def _named_run(e: Any, resume: Any, root: Path | None) -> RunDirectory | None:
+    """The run to continue: a run, its id, its path, or True for the newest of the experiment."""
+    if resume is None or resume is False or isinstance(resume, RunDirectory):
+        return resume or None
+    if resume is True or isinstance(resume, (str, Path)):
+        return find_run(root, experiment_name(type(e)), "latest" if resume is True else resume, ProtectError)
+    raise UsageError(f"resume takes a run, its id or path, or True for the newest one, not {resume!r}")
+
+
+def _named_weights(e: Any, weights: Any, root: Path | None) -> tuple[RunDirectory, CheckpointInfo] | None:
+    """``RUN``, ``RUN:best``, ``RUN:latest`` or ``RUN:EPOCH`` as a run and one of its checkpoints."""
+    if weights is None or weights == "fresh" or isinstance(weights, tuple):
+        return weights if isinstance(weights, tuple) else None
+    if not isinstance(weights, (str, Path)):
+        raise UsageError(f"weights takes a run, such as 'latest:best' or a path, not {weights!r}")
+    name, _, which = str(weights).rpartition(":") if ":" in str(weights) else (str(weights), "", "best")
+    run = find_run(root, experiment_name(type(e)), name, ProtectError)
+    policy = hook(type(e), "checkpointer")
+    checkpoints = Checkpoints(run.checkpoints_path, policy(e) if policy is not None else None)
+    return run, resolve_checkpoint(checkpoints, int(which) if which.isdigit() else which)[0]
+
+
 def _laid(row: list[Any] | None) -> str:
     if row is None:
         return "not there"
@@ -499,7 +539,7 @@ def _kept(array: np.ndarray, spec: jax.ShapeDtypeStruct) -> np.ndarray | None:
 def _kind(dtype: Any) -> str:
     """``b``, ``i`` or ``f`` for truth values, whole numbers and reals, those of jax's own dtypes too; else ``-``."""
     kinds = {"b": np.bool_, "i": np.integer, "f": np.floating}
-    return next((kind for kind, of in kinds.items() if jax.dtypes.issubdtype(dtype, of)), "-")
+    return next((kind for kind, of in kinds.items() if jax.numpy.issubdtype(dtype, of)), "-")
 
 
 def _resume_record(run: RunDirectory) -> tuple[Checkpoints, dict[str, Any], CheckpointInfo]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
+from nitro_cli.optim.leaves import Leaves
 from nitro_cli.programs import evaluation, training
 from nitro_cli.programs.cache import Built, Program, program_cache
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.leaves import Leaves
 from nitro_cli.programs.recipe import Recipe
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]

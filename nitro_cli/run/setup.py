@@ -27,11 +27,11 @@ from nitro_cli.experiment.sources import class_source, shown
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
 from nitro_cli.models import model_content
 from nitro_cli.optim.layout import KINDS
+from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.plan import Group, Plan, Settings, make_plan
 from nitro_cli.optim.schedules import Table, bind, mentions, parse
 from nitro_cli.optim.update import anchored_buffers, unused_hyperparameters
 from nitro_cli.programs.fingerprint import atom
-from nitro_cli.programs.leaves import Leaves
 from nitro_cli.programs.recipe import Recipe
 from nitro_cli.run.checkpoints import CheckpointPolicy
 from nitro_cli.run.report import GroupRow, HookRow, Report, ScheduleRow, SplitRow, field_rows
@@ -105,7 +105,8 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     params = Leaves.of(params_tree)
     _check_params(cls, params)
 
-    schema, widths, routes = _routes(cls, hooks, splits)
+    residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
+    schema, widths, routes = _routes(cls, hooks, splits, residency)
     train = splits.get("train")
     if train is not None and len(train) % settings.accum:
         raise _indivisible(len(train), settings.accum)
@@ -114,7 +115,6 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     total = settings.max_epochs * (len(train) // settings.accum) if train is not None else 0
     schedules = _schedules(experiment, hooks, declared, plan, device_tree, total)
     buffers = plan.layout.pack(jax.tree.leaves(params_tree))
-    residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
     if residency["train_metrics"] == "host" and "train_metrics" in routes and routes["train_metrics"].rng:
         raise ExperimentError(
             f"{cls.__name__}.train_metrics declares 'rng', but it runs on the host, where it is given no random key",
@@ -173,7 +173,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
 def placed(leaf: Any) -> jax.Array:
     """``leaf`` on nitro's device, in the dtype that jax gives it. A copy: programs take buffers by donation, and what
     the caller holds must stay alive. Committed, so that a fresh state and a restored one look alike to jax."""
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(
             jax.device_put(np.array(jax.random.key_data(leaf)), jax.devices()[0]), impl=jax.random.key_impl(leaf)
         )
@@ -309,7 +309,8 @@ def _anchors(plan: Plan, params: Leaves, w0: list[Any]) -> list[jax.Array]:
 
 def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], knobs: Knobs) -> tuple[Any, Any, Any]:
     cls = type(experiment)
-    returned = hooks["build_model"](experiment, jax.random.wrap_key_data(seed_words(knobs.seed), impl="threefry2x32"))
+    words: Any = seed_words(knobs.seed)  # a numpy array will do, whatever the stub of wrap_key_data says
+    returned = hooks["build_model"](experiment, jax.random.wrap_key_data(words, impl="threefry2x32"))
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise ExperimentError(
             f"{cls.__name__}.build_model must return (model, ps, st), and returned "
@@ -330,7 +331,10 @@ def _model(experiment: Any, hooks: Mapping[str, Callable[..., Any]], knobs: Knob
 
 
 def _on_host(leaf: Any, param_dtype: str | None) -> np.ndarray:
+    """A parameter as a numpy array in the dtype that it will have. Raises TypeError for what is not numeric."""
     array = np.asarray(leaf)
+    if array.dtype.kind in "OUSMm":
+        raise TypeError(f"{array.dtype} is no numeric type")
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     if param_dtype is not None and jax.numpy.issubdtype(dtype, jax.numpy.floating):
         dtype = jax.numpy.dtype(param_dtype)
@@ -353,9 +357,10 @@ def _check_params(cls: type, params: Leaves) -> None:
 
 
 def _routes(
-    cls: type, hooks: Mapping[str, Callable[..., Any]], splits: Mapping[str, Any]
+    cls: type, hooks: Mapping[str, Callable[..., Any]], splits: Mapping[str, Any], residency: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, jax.ShapeDtypeStruct]], dict[str, int], dict[str, Route]]:
-    """Per split the shapes of its first batch and its width, and per hook the fields that it receives."""
+    """Per split the shapes of its first batch and its width, and per hook the fields that it receives. Fields that
+    only a hook on the host takes never travel, so they may be anything: texts, for example."""
     reference = "train" if "train" in splits else next(iter(splits))
     first = {split: first_batch(split, source) for split, source in splits.items()}
     names = tuple(first[reference])
@@ -364,11 +369,13 @@ def _routes(
         for name, positional in (("forward", 3), ("loss", 1), ("metrics", 1), ("train_metrics", 1))
         if name in hooks
     }
-    used = tuple(dict.fromkeys(f for r in routes.values() for f in r.fields if f not in RESERVED))
+    traced = [r for name, r in routes.items() if residency.get(name) != "host"]
+    used = tuple(dict.fromkeys(f for r in traced for f in r.fields if f not in RESERVED))
     schema, widths = {}, {}
     for split, batch in first.items():
         present = [name for name in used if name in batch]
-        lacking = [name for name in routes["forward"].fields if name not in batch]
+        forward = routes["forward"]
+        lacking = [name for name in forward.fields if name not in batch and name not in forward.optional]
         if lacking:
             raise ExperimentError(
                 f"split '{split}' has no field '{lacking[0]}', which {cls.__name__}.forward takes",

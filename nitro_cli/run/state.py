@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from nitro_cli.optim.layout import Layout
-from nitro_cli.programs.leaves import Leaves
+from nitro_cli.optim.leaves import Leaves
 from nitro_cli.programs.training import new_clock
 from nitro_cli.run.setup import placed
 
@@ -83,7 +83,7 @@ def placed_buffers(layout: Layout, stored: dict[str, Any]) -> list[jax.Array]:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _key_impl(spec: jax.ShapeDtypeStruct) -> Any:

@@ -108,17 +108,17 @@ class Training:
             }
             for info in (best, latest)
         ]
-        signal = self.signals.requested
         code = self.signals.exit_code if status == "interrupted" else 0
         outcome = Outcome(
-            status,
-            code,
-            n.state.epoch,
-            n.state.step,
-            *described,
-            time.perf_counter() - self.started,
-            self.record,
-            signal,
+            status=status,
+            exit_code=code,
+            epochs=n.state.epoch,
+            steps=n.state.step,
+            best=described[0],
+            latest=described[1],
+            seconds=time.perf_counter() - self.started,
+            run=self.record,
+            signal=self.signals.requested,
         )
         self._end(status, code, best=described[0], latest=described[1])
         n.notify("done", **outcome.facts())

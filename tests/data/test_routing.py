@@ -30,7 +30,9 @@ def test_a_hook_gets_the_fields_it_declares_and_no_others():
 def test_a_default_makes_a_field_optional():
     def loss(self, outputs, *, label, mask=None, temperature=1.0, rng): ...
 
-    assert routed("loss", loss) == Route("loss", ("label", "mask"), False, False, True, ("temperature",))
+    assert routed("loss", loss) == Route(
+        "loss", ("label", "mask"), False, False, True, ("temperature",), ("mask", "temperature")
+    )
     assert routed("loss", loss, ("label",)).defaults == ("mask", "temperature")
 
 

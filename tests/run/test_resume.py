@@ -157,8 +157,7 @@ def test_another_shape_is_refused_naming_the_leaf(handle):
         handle(Wide(width=5), resume=first.run)
     message = str(caught.value)
     assert "more: " in message
-    assert "(3,)" in message
-    assert "(5,)" in message
+    assert "f32[3] -> now f32[5]" in message
 
 
 def test_another_optimizer_is_refused(handle):

@@ -127,9 +127,24 @@ def test_an_unknown_keyword_is_named_with_its_neighbour(snapshot):
     assert refusal(Measured(), max_epoch=3) == snapshot
 
 
-def test_weights_and_resume_take_runs(snapshot):
-    assert refusal(Measured(), weights="runs/line/latest") == snapshot(name="weights")
-    assert refusal(Measured(), resume="latest") == snapshot(name="resume")
+def test_weights_and_resume_take_runs(snapshot, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(Measured(), weights=3) == snapshot(name="weights")
+    assert refusal(Measured(), resume=3.5) == snapshot(name="resume")
+    assert refusal(Measured(), weights="latest:best") == snapshot(name="no run")
+    assert refusal(Measured(), resume=True) == snapshot(name="nothing to resume")
+
+
+def test_runs_are_found_by_name_from_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = Nitro(Measured(max_epochs=2))
+    first.train()
+    expected = first.validate()
+    assert Nitro(Measured(), weights="latest:latest").validate() == expected
+    assert Nitro(Measured(), weights=f"{first.run.path}:2").validate() == expected
+    more = Nitro(Measured(max_epochs=3), resume=True)
+    assert more.run.path == first.run.path
+    assert more.train().epochs == 3
 
 
 class Identity:
