@@ -114,7 +114,12 @@ COMMANDS: dict[str, Command] = {
             (*CONFIG, WIDE, *OUTPUT),
         ),
         Command("list", "List experiments and their presets.", "none", (WIDE, *OUTPUT)),
-        Command("show", "Show the configuration and bindings of a run, unstarted.", "required", (*CONFIG, *OUTPUT)),
+        Command(
+            "show",
+            "Show the configuration, bindings and schedules of a run, unstarted.",
+            "required",
+            (*CONFIG, _text("plot", "Draw the schedules into this PNG file.", "FILE"), FORCE_OUT, *OUTPUT),
+        ),
     )
 }
 
