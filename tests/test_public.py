@@ -32,6 +32,11 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = nitro_cli.Trainer
 
 
+def test_public_functions_and_classes_are_documented():
+    for name in EXPECTED - {"GraphConst", "Device", "Host", "NO_DEFAULT"}:
+        assert getattr(nitro_cli, name).__doc__, name
+
+
 def test_declaring_an_experiment_imports_no_jax():
     code = """
 import sys

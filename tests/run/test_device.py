@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import Field
-from toys import FEATURES, Compiles, Measured, arrays, splits
+from toys import FEATURES, Compiles, Measured, Watcher, arrays, splits
 
 from nitro_cli import Device
 from nitro_cli.errors import UsageError
@@ -191,3 +191,11 @@ def test_no_value_at_all_is_another_program(handle):
     with pytest.raises(UsageError, match="holds no value"):
         made.set_device(gain=1.0)
     made.set_device(gain=None)
+
+
+def test_a_value_set_between_epochs_is_what_the_next_epoch_trains_with(handle):
+    frozen = handle(Measured(max_epochs=2), observer=Watcher(epoch=lambda facts: frozen.set_device(scale=0.0)))
+    frozen.train()
+    once = handle(Measured(max_epochs=1))
+    once.train()
+    np.testing.assert_array_equal(frozen.snapshot()["ps"]["w"], once.snapshot()["ps"]["w"])

@@ -72,6 +72,28 @@ def everything_of(n):
     return everything(n)
 
 
+def test_two_handles_train_in_two_threads_as_they_would_alone(handle):
+    alone = handle(Measured(max_epochs=5))
+    alone.train()
+    handles = [handle(Measured(max_epochs=5)) for _ in range(2)]
+    errors = []
+
+    def train(n):
+        try:
+            n.train()
+        except Exception as error:  # shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(n,)) for n in handles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for n in handles:
+        assert_same(everything(n), everything(alone))
+
+
 def test_training_leaves_no_thread_behind(handle):
     before = set(threading.enumerate())
     n = handle(Measured(max_epochs=2))
