@@ -133,9 +133,8 @@ def main() -> int:
         kind, leaves, size = args.child
         print(json.dumps(child(kind, int(leaves), int(size), args.seconds)))
         return 0
-    print(
-        f"{'leaves':>6} {'size':>7} {'kind':>5} {'buffers':>7} {'compile s':>9} {'us/step':>9} {'ratio':>6} {'peak MB':>8}"
-    )
+    columns = ("leaves", "size", "kind", "buffers", "compile s", "us/step", "ratio", "peak MB")
+    print("{:>6} {:>7} {:>5} {:>7} {:>9} {:>9} {:>6} {:>8}".format(*columns))
     for leaves in map(int, args.leaves.split(",")):
         for size in map(int, args.sizes.split(",")):
             if leaves * size > LIMIT:

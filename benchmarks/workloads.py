@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,13 @@ import optax
 
 from experiments.myexp import MyExp
 from nitro_cli import ArrayLoader, Experiment, GraphConst
+
+
+def dense(sizes):
+    """Layers of weights and biases for the given sizes."""
+    draw = np.random.default_rng(0).normal
+    shapes = itertools.pairwise(sizes)
+    return [{"w": jnp.asarray(draw(size=s, scale=s[0] ** -0.5), jnp.float32), "b": jnp.zeros(s[1])} for s in shapes]
 
 
 class NullStep(Experiment):
@@ -39,13 +48,7 @@ class WideMLP(Experiment):
         return {"train": ArrayLoader(x=x, y=rng.integers(0, 10, len(x)).astype(np.int32), batch_size=256)}
 
     def build_model(self, rng):
-        sizes = [256, self.width, self.width, 10]
-        draw = np.random.default_rng(0).normal
-        shapes = list(zip(sizes, sizes[1:], strict=False))
-        layers = [
-            {"w": jnp.asarray(draw(size=s, scale=s[0] ** -0.5), jnp.float32), "b": jnp.zeros(s[1])} for s in shapes
-        ]
-        return None, layers, {}
+        return None, dense([256, self.width, self.width, 10]), {}
 
     def forward(self, model, ps, st, *, x):
         for layer in ps[:-1]:
@@ -56,4 +59,34 @@ class WideMLP(Experiment):
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
 
-WORKLOADS = {"null": (NullStep, 4), "digits": (MyExp, 60), "wide": (WideMLP, 2)}
+class NarrowMLP(WideMLP):
+    """Forty narrow layers: many leaves, little arithmetic."""
+
+    def build_data(self, dist):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(64 * 100, 32)).astype(np.float32)
+        return {"train": ArrayLoader(x=x, y=rng.integers(0, 10, len(x)).astype(np.int32), batch_size=64)}
+
+    def build_model(self, rng):
+        return None, dense([32, *[32] * 39, 10]), {}
+
+
+class MillionMLP(WideMLP):
+    """1.1 million parameters in six leaves, a step of some milliseconds."""
+
+    def build_data(self, dist):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(64 * 60, 784)).astype(np.float32)
+        return {"train": ArrayLoader(x=x, y=rng.integers(0, 10, len(x)).astype(np.int32), batch_size=64)}
+
+    def build_model(self, rng):
+        return None, dense([784, 704, 704, 64]), {}
+
+
+WORKLOADS = {
+    "null": (NullStep, 4),
+    "digits": (MyExp, 60),
+    "narrow": (NarrowMLP, 6),
+    "million": (MillionMLP, 4),
+    "wide": (WideMLP, 3),
+}

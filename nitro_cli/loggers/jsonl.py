@@ -16,6 +16,8 @@ from typing import Any
 
 from nitro_cli.errors import OutputError, Place, ProtectError
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
 
 def plain(value: Any) -> Any:
     """``value`` in JSON's own types. Arrays become lists, paths text, enums their value, nan and infinity ``None``."""
@@ -49,7 +51,11 @@ def _plain_other(value: Any) -> Any:
 
 
 def _line(type: str, record: Mapping[str, Any]) -> bytes:
-    return json.dumps({"type": type, **plain(record)}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    try:  # most records are plain already, and walking through one costs more than writing it
+        text = _encode({"type": type, **record})
+    except (TypeError, ValueError):
+        text = _encode({"type": type, **plain(record)})
+    return text.encode() + b"\n"
 
 
 class JsonLines:

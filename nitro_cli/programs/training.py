@@ -198,16 +198,19 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
         (gradients, state_new, row), vector, check, anchors = rest
         broken = check & ~jnp.isfinite(row[0])
         good = ~broken & (clock[2] < 0)
-        if plan.clip:
-            gradients = clip_by_global_norm(gradients, vector[plan.column(GLOBAL, "gradient_clip_norm")])
-        new_params, new_opt = optimizer_step.step(plan, params, gradients, optimizer.tree(opt_state), vector, anchors)
-        _check_same(optimizer, new_opt)
-        new_average = optimizer_step.moving_average(plan, average, new_params, vector) if plan.ema else []
 
-        def commit(new: Any, old: Any) -> Any:
-            pairs = zip(jax.tree.leaves(new), old, strict=True)
-            return [jnp.where(good, a if a.dtype == b.dtype else a.astype(b.dtype), b) for a, b in pairs]
+        def moved(params: Any, state: Any, opt_state: Any, average: Any) -> Any:
+            clipped = gradients
+            if plan.clip:
+                clipped = clip_by_global_norm(gradients, vector[plan.column(GLOBAL, "gradient_clip_norm")])
+            new, new_opt = optimizer_step.step(plan, params, clipped, optimizer.tree(opt_state), vector, anchors)
+            _check_same(optimizer, new_opt)
+            new_average = optimizer_step.moving_average(plan, average, new, vector) if plan.ema else []
+            made = new, state_new, jax.tree.leaves(new_opt), new_average
+            return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), made, held)
 
+        held = params, state, opt_state, average
+        kept = _commit(good, moved, held)
         clock = jnp.stack(
             [
                 jnp.where(good, clock[0] + 1, clock[0]),
@@ -215,8 +218,7 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
                 jnp.where(broken & (clock[2] < 0), clock[0], clock[2]),
             ]
         )
-        kept = commit(new_params, params), commit(state_new, state), commit(new_opt, opt_state)
-        return *kept, clock, commit(new_average, average), row
+        return *kept[:3], clock, kept[3], row
 
     ps, st = plan.layout.specs, list(recipe.state.specs)
     average = ps if plan.ema else []
@@ -224,6 +226,17 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
     pending = [ps, st, float_spec(len(columns))]
     arguments = [ps, st, list(optimizer.specs), CLOCK, average, pending, float_spec(len(plan.columns)), FLAG, anchors]
     return build(request, update, arguments, donate=(0, 1, 2, 3, 4), reads=set(), found={})
+
+
+def _commit(good: Any, moved: Any, held: Any) -> Any:
+    """``moved(*held)`` where ``good``, else ``held``.
+
+    On a CPU a branch: a select of every buffer made the update of 1.1 million parameters three times as slow. On other
+    devices a select, since a branch there makes the host wait for its predicate.
+    """
+    if jax.default_backend() == "cpu":
+        return jax.lax.cond(good, moved, lambda *same: same, *held)
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), moved(*held), held)
 
 
 def _check_same(optimizer: Leaves, new: Any) -> None:

@@ -48,7 +48,8 @@ class EpochLoop:
         self.fields = setup.recipe.routed("forward", "loss", *(() if self.host_metrics else ("train_metrics",)))
         self.metric_fields = setup.recipe.routes["train_metrics"].fields if self.host_metrics else ()
         self.plan = batch_plan(self.schema, self.fields)
-        self.constants: tuple[Any, ...] = ()
+        self.constants = nitro.constants()
+        nitro.state.reset_clock()
         self.gradient = self._gradient_for([self.schema[name] for name in self.fields])
         self.update = nitro.programs.update(nitro.optimizer_layout(), self.gradient.found["columns"])
         self.rows: list[Any] = []
@@ -70,8 +71,6 @@ class EpochLoop:
         Raises DivergenceError where a loss is not finite, with the state of the last good step in the handle.
         """
         state = self.nitro.state
-        state.reset_clock()
-        self.constants = self.nitro.constants()  # anew for each epoch: set_device may have changed a Device value
         source = self.nitro.setup.splits["train"]
         started = time.perf_counter()
         try:
@@ -100,7 +99,8 @@ class EpochLoop:
     def _single(self, stream: Stream) -> bool:
         """One micro-batch a step."""
         state = self.nitro.state
-        seed, device, hyper, check, anchors, _ = self.constants
+        seed, hyper, check, anchors, _ = self.constants
+        device = self.nitro.device  # looked up for each epoch: set_device may have changed a value
         update, clock, average = self.update.run, state.clock, state.average
         params, model_state, opt_state = state.params, state.state, state.opt_state
         schedules, step = self.nitro.setup.schedules, state.step
@@ -143,7 +143,8 @@ class EpochLoop:
     def _accumulated(self, stream: Stream) -> bool:
         """``accum`` micro-batches a step; the update is called after the last."""
         state, accum = self.nitro.state, self.recipe.accum
-        seed, device, hyper, check, anchors, scale = self.constants
+        seed, hyper, check, anchors, scale = self.constants
+        device = self.nitro.device
         schedules, step = self.nitro.setup.schedules, state.step
         update = self.update.run
         self.calls_gradient = self.calls_update = 0

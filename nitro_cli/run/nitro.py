@@ -264,12 +264,11 @@ class Nitro:
         self._scheduled_progress["rate"] = rate
 
     def constants(self) -> tuple[Any, ...]:
-        """Arguments of the training programs that no step changes, placed once: seed, Device values, hyperparameters,
-        divergence check, decay anchors, 1 / accum."""
+        """Arguments of the training programs that no step changes, placed once: seed, hyperparameters, divergence
+        check, decay anchors, 1 / accum."""
         knobs, dtype = self.setup.knobs, jax.dtypes.canonicalize_dtype(np.float64)
         return (
             self.seed_words,
-            self.device,
             placed(self.setup.recipe.plan.vector()),
             placed(np.bool_(knobs.check_divergence)),
             self.setup.anchors,
