@@ -197,7 +197,7 @@ class Page:
             self.compare(block, expected, printed, f"`{command}`")
 
     def _sh(self, block: Block) -> None:
-        if self.path.name == "README.md":
+        if self.path == ROOT / "README.md":
             self._readme(block)
             return
         code, printed = self._shell(block.text)
