@@ -15,6 +15,8 @@ import dis
 import enum
 import functools
 import hashlib
+import importlib
+import importlib.util
 import sys
 import sysconfig
 import types
@@ -91,7 +93,9 @@ class _Walk:
                 self.entries[path] = f"same as {seen[0]}"
             return
         self._seen[id(value)] = (path, value)
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, enum.Enum):
+            self._parts(path, f"{_name(type(value))}.{value.name}", {"value": value.value, "class": type(value)})
+        elif isinstance(value, types.FunctionType):
             self._function(path, value, owner)
         elif isinstance(value, types.MethodType):
             self.visit(f"{path}.__func__", value.__func__, type(value.__self__))
@@ -176,6 +180,8 @@ class _Walk:
             value = namespace[name]
             self.visit(f"{namespace.get('__name__', '?')}.{name}", value)
             self._module(value, attributes, set())
+        for module in _imported(code, namespace):
+            self._module(module, attributes, set())
         if owner is not None:
             for attribute in sorted(attributes):
                 self._on_owner(attribute, owner, inherited="super" in names)
@@ -210,7 +216,13 @@ class _Walk:
             return
         for base in cls.__bases__:
             self.visit(f"{path} < {base.__name__}", base)
-        for name, value in vars(cls).items():
+        if is_user_class(type(cls)):
+            self.visit(f"{path} metaclass", type(cls))
+        members = vars(cls).items()
+        if issubclass(cls, enum.Enum):  # what the machinery of enums adds says nothing more than the members' values
+            self.visit(f"{path} members", {name: member.value for name, member in cls.__members__.items()})
+            members = [(name, value) for name, value in members if isinstance(value, types.FunctionType)]
+        for name, value in members:
             generated = isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<")
             if name in _CLASS_NOISE or name.startswith(("__dataclass", "__pydantic", "_abc")):
                 continue
@@ -260,7 +272,7 @@ def atom(value: Any) -> str | None:
         text = repr(value)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return f"{type(value).__name__} {text}" if len(text) <= _SMALL else f"{type(value).__name__} {digest}"
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum) and not is_user_class(type(value)):
         return f"{_name(type(value))}.{value.name}"
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return _array(np.asarray(value))
@@ -330,6 +342,38 @@ def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
             names |= nested_names
             attributes |= nested_attributes
     return names, attributes
+
+
+def _imported(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[types.ModuleType]:
+    """The user's modules that the code, or code nested in it, imports when it runs: it will run when it is traced, so
+    they are loaded now."""
+    constants: list[Any] = [0, None]
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants = [constants[1], instruction.argval]
+        elif instruction.opname == "IMPORT_NAME":
+            level = constants[0] if isinstance(constants[0], int) else 0
+            yield from _modules("." * level + instruction.argval, constants[1], namespace.get("__package__"))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imported(constant, namespace)
+
+
+def _modules(name: str, names: Any, package: str | None) -> Iterator[types.ModuleType]:
+    """``import a.b`` means ``a`` and ``a.b``; ``from a import b`` means ``a`` and, where it is a module, ``a.b``."""
+    try:
+        full = importlib.util.resolve_name(name, package)
+    except ImportError:
+        return
+    wanted = [full, *(f"{full}.{part}" for part in names or ())]
+    wanted += [full.rsplit(".", i)[0] for i in range(1, full.count(".") + 1)]
+    for each in dict.fromkeys(wanted):
+        try:
+            spec = importlib.util.find_spec(each)
+            if spec is not None and is_user_code(spec.origin or "<frozen"):
+                yield importlib.import_module(each)
+        except Exception:  # it fails when it is traced as well, and is reported there
+            continue
 
 
 def is_user_class(cls: type) -> bool:

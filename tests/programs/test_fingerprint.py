@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import math
+import sys
 import types
 from dataclasses import dataclass
 
@@ -311,3 +313,49 @@ def test_modules_inside_packages_count_by_what_is_named_in_them():
 
     assert of(1) == of(1) == of(1, unused=3)
     assert of(1) != of(2)
+
+
+IMPORTS = {
+    "a module": "def f(x):\n    import late_losses\n    return late_losses.scaled(x)",
+    "a name": "def f(x):\n    from late_losses import scaled\n    return scaled(x)",
+    "a name of a package": "def f(x):\n    from late_package.inner import scaled\n    return scaled(x)",
+    "a module of a package": "def f(x):\n    import late_package.inner\n    return late_package.inner.scaled(x)",
+    "in a nested function": (
+        "def f(x):\n    def g():\n        from late_losses import scaled\n        return scaled(x)\n    return g()"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IMPORTS)
+def test_what_a_function_imports_when_it_runs_counts(what, tmp_path, monkeypatch):
+    def written(factor):
+        for name in ("late_losses", "late_package", "late_package.inner"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        text = f"FACTOR = {factor}\ndef scaled(x):\n    return x * FACTOR\n"
+        (tmp_path / "late_losses.py").write_text(text)
+        (tmp_path / "late_package").mkdir(exist_ok=True)
+        (tmp_path / "late_package" / "__init__.py").write_text("")
+        (tmp_path / "late_package" / "inner.py").write_text(text)
+        return digest(made(IMPORTS[what]))
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert written(1) != written(2)
+    assert written(2) == written(2)
+
+
+def test_a_missing_module_is_left_to_the_trace():
+    assert digest(made("def f(x):\n    import no_such_module\n    return x"))
+
+
+def test_members_of_enums_count_by_value_and_their_methods_by_code():
+    members = "class C({base}):\n    A = {value}\n    def shown(self):\n        return {shown}\n"
+    source = members + "def f(x):\n    return C.A.shown()"
+
+    def variant(base="enum.Enum", value=1, shown="self.value"):
+        return digest(made(source.format(base=base, value=value, shown=shown), enum=enum))
+
+    assert variant() == variant()
+    assert variant() != variant(value=2)
+    assert variant() != variant(shown="-self.value")
