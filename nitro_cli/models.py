@@ -33,7 +33,7 @@ def linen_model(module: Any, rng: jax.Array, *inputs: Any, **options: Any) -> tu
         zeros = [jnp.zeros(spec.shape, spec.dtype) for spec in specs]
         return module.init({"params": key, "dropout": jax.random.fold_in(key, 1)}, *zeros, **options)
 
-    variables = dict(_run_once(initialise, rng))
+    variables = dict(run_once(initialise, rng))
     ps = variables.pop("params", {})
     return module, ps, variables
 
@@ -89,7 +89,7 @@ def nnx_model(module: Any, rng: jax.Array | None = None) -> tuple[NnxModel, Any,
         built[:] = [made]
         return nnx.state(made)
 
-    state = _run_once(initialise, rng)
+    state = run_once(initialise, rng)
     return _split(nnx.merge(nnx.graphdef(built[0]), state), state)
 
 
@@ -152,8 +152,8 @@ def _apply_linen(model: Any, ps: Any, st: Any, inputs: Any, train: bool, rng: An
 _INITIALISERS: dict[str, Callable[[jax.Array], list[jax.Array]]] = {}
 
 
-def _run_once(function: Callable[[jax.Array], Any], rng: jax.Array) -> Any:
-    """``function(rng)`` as one compiled program, kept for whatever lowers to the same text.
+def run_once(function: Callable[[Any], Any], rng: Any) -> Any:
+    """``function(rng)`` as one compiled program, kept for whatever lowers to the same text; ``rng`` is any tree.
 
     The text, not the code, is what is compared: a function that captures the experiment would otherwise count as
     another one for every seed or learning rate. An initialisation runs once, so on a CPU it is compiled without the

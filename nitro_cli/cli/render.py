@@ -93,12 +93,16 @@ def binding_lines(report: Any) -> list[str]:
         rows.append(["prefetch", " | ".join(prefetch)])
     steps = f" | {run['total_steps']:,} optimizer steps" if run.get("total_steps") is not None else ""
     rows.append(["model", f"{model.get('parameters', 0):,} parameters in {model.get('leaves', 0)} arrays{steps}"])
-    several = len(report.groups) > 1
+    if report.mode == "manual":
+        rows.append(["mode", "manual: train_step owns the step"])
+    several = len(report.groups) > 1 or report.mode == "manual"
     for group in report.groups:
         size = f" | {group.parameters:,} parameters" if several else ""
-        rows.append([f"group {group.group}" if several else "optimizer", f"{_group_text(group)}{size}"])
+        kind = "optimizer" if report.mode == "manual" else "group"
+        rows.append([f"{kind} {group.group}" if several else "optimizer", f"{_group_text(group)}{size}"])
     rows += [["schedule", f"{row.key} of {row.target}, by {row.source}"] for row in report.schedules]
-    rows.append(["clip", f"global norm {clip}" if clip else "none"])
+    if report.mode == "automatic":
+        rows.append(["clip", f"global norm {clip}" if clip else "none"])
     rows.append(["run", f"seed {run.get('seed')}, accum {run.get('accum')}, max_epochs {run.get('max_epochs')}"])
     rows.append(["hooks", " | ".join(_hook_text(hook) for hook in report.hooks)])
     rows.append(["devices", report.devices])
@@ -109,7 +113,8 @@ def binding_lines(report: Any) -> list[str]:
 def _group_text(group: Any) -> str:
     decay = [f"weight_decay {group.weight_decay:g} towards {group.anchor}"] if group.weight_decay else []
     values = [f"{name} {value:g}" for name, value in group.hyperparameters.items() if name != "weight_decay"]
-    return ", ".join([group.rule, f"learning_rate {group.learning_rate:g}", *values, *decay])
+    rate = [f"learning_rate {group.learning_rate:g}"] if group.learning_rate == group.learning_rate else []
+    return ", ".join([group.rule, *rate, *values, *decay])
 
 
 def _split_text(split: Any) -> str:
@@ -143,6 +148,7 @@ def plain_report(report: Any, verbose: bool) -> list[str]:
     for split in report.splits:
         facts = {"rows": split.rows, "batches": split.batches, "batch": split.batch_size, "dropped": split.dropped}
         lines.append(f"binding data.{split.split} {_said(facts)}")
+    lines.append(f"binding mode {report.mode}")
     lines.append(f"binding model {_said(report.model)}")
     for group in report.groups:
         facts = {"rule": group.rule, "learning_rate": group.learning_rate, **group.hyperparameters}
@@ -183,6 +189,7 @@ def config_facts(title: str, preset: str | None, path: Any, rows: Sequence[Any])
 def binding_facts(report: Any) -> dict[str, Any]:
     """The ``binding`` event: what the configuration was bound to."""
     return {
+        "mode": report.mode,
         "run": report.run,
         "splits": list(report.splits),
         "model": report.model,

@@ -16,7 +16,8 @@ from nitro_cli.suggest import did_you_mean, listed
 __all__ = ["RESERVED", "Route", "route"]
 
 # The keywords nitro fills in, and the hooks that may ask for them.
-ALLOWED = {"forward": ("train", "rng"), "loss": ("rng",), "train_metrics": ("rng",)}
+ALLOWED = {"forward": ("train", "rng"), "loss": ("rng",), "train_metrics": ("rng",), "train_step": ("rng", "accum")}
+_USUAL = {"forward": ["model", "ps", "st"], "train_step": ["model", "ps", "opt_state", "st"]}
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -31,6 +32,7 @@ class Route:
     rng: bool
     defaults: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    accum: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def route(
         "rng" in asked,
         tuple(defaults),
         tuple(p.name for p in hook.keywords if p.default is not Parameter.empty),
+        "accum" in asked,
     )
 
 
@@ -137,7 +140,7 @@ def _check_positional(hook: _Hook, expected: int) -> None:
 
 
 def _usual_names(name: str, expected: int) -> list[str]:
-    usual = ["model", "ps", "st"] if name == "forward" else ["outputs"]
+    usual = _USUAL.get(name, ["outputs"])
     return usual if len(usual) == expected else [f"a{i}" for i in range(expected)]
 
 

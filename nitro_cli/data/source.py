@@ -17,7 +17,7 @@ from nitro_cli.errors import ExperimentError
 from nitro_cli.suggest import did_you_mean, listed
 
 # Keywords that nitro itself fills in, so a batch field cannot have their names.
-RESERVED = ("train", "rng")
+RESERVED = ("train", "rng", "accum")
 
 
 class DataError(ExperimentError):

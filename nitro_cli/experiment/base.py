@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined, SchemaError
 from nitro_cli.errors import ExperimentError, NitroError, Problem, UsageError
 from nitro_cli.experiment import checks
 from nitro_cli.experiment.content import content_digest
-from nitro_cli.experiment.hooks import default_no_decay, unknown_field
+from nitro_cli.experiment.hooks import default_no_decay, hook, unknown_field
 from nitro_cli.experiment.sources import class_source, defined_at
 from nitro_cli.experiment.traits import config_metadata, own_annotations
 from nitro_cli.experiment.values import BadValue, from_python, type_name
@@ -155,6 +155,10 @@ class Experiment(BaseModel, metaclass=_ExperimentMeta):
     def checkpointer(self) -> Any:
         """The checkpoint policy of the run; None means nitro's default."""
         return None
+
+    def manual_training(self) -> bool:
+        """Whether ``train_step`` trains this experiment. Return False to keep the method and train automatically."""
+        return hook(self, "train_step") is not None
 
     # -- the record -------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from typing import Any
 from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment import toml
 from nitro_cli.experiment.base import Experiment
-from nitro_cli.experiment.hooks import REQUIRED
+from nitro_cli.experiment.hooks import ALL, REQUIRED, is_complete
 from nitro_cli.experiment.loading import FOLDER, importing, load_experiment_module, on_path
-from nitro_cli.experiment.sources import shown
+from nitro_cli.experiment.sources import parsed, shown
 from nitro_cli.suggest import did_you_mean, listed, nearest
 
 
@@ -155,7 +155,7 @@ def _is_experiment(cls: type) -> bool:
 
 
 def _is_complete(cls: type) -> bool:
-    return all(callable(getattr(cls, name, None)) for name in REQUIRED)
+    return is_complete(name for name in ALL if callable(getattr(cls, name, None)))
 
 
 def _only_class(module: ModuleType, classes: list[type], stem: str) -> type:
@@ -210,7 +210,7 @@ def list_experiments(root: str | Path | None = None) -> list[Listing]:
 def _read(file: Path) -> list[Listing]:
     stem = file.parent.name if file.name == "__init__.py" else file.stem
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        tree = parsed(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
         return [Listing(stem, file, error=f"{shown(file)}:{getattr(error, 'lineno', 1)}: {error.args[0]}")]
     classes = _experiment_classes(tree)
@@ -237,11 +237,11 @@ def _experiment_classes(tree: ast.Module) -> list[ast.ClassDef]:
         bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         complete[node.name] = methods.union(*(complete.get(base, set()) for base in bases))
-        if bases & names or set(REQUIRED) <= complete[node.name]:
+        if bases & names or is_complete(complete[node.name]):
             names.add(node.name)
             found.append(node)
     found = [node for node in found if not node.name.startswith("_")]
-    return [node for node in found if set(REQUIRED) <= complete[node.name]] or found
+    return [node for node in found if is_complete(complete[node.name])] or found
 
 
 def _preset_names(file: Path, stem: str) -> tuple[tuple[str, ...], str | None]:

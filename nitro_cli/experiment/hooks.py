@@ -17,6 +17,8 @@ from nitro_cli.suggest import did_you_mean, listed, nearest
 E = TypeVar("E")
 
 REQUIRED = ("build_data", "build_model", "forward", "loss")
+# What an experiment needs that owns its step: forward and loss then only serve evaluation.
+MANUAL = ("build_data", "build_model", "train_step", "setup_optimizers")
 OPTIONAL = (
     "metrics",
     "train_metrics",
@@ -31,17 +33,22 @@ OPTIONAL = (
     "no_decay",
     "schedules",
     "checkpointer",
+    "train_step",
+    "setup_optimizers",
+    "manual_training",
 )
 CLASS_HOOKS = ("presets",)
 ALL = REQUIRED + OPTIONAL + CLASS_HOOKS
 # Hooks that run inside a compiled program and so see the view; ``metrics`` only under device residency.
-TRACED = ("forward", "loss", "train_metrics", "metrics")
+TRACED = ("forward", "loss", "train_metrics", "metrics", "train_step")
 
 SIGNATURES = {
     "build_data": "def build_data(self, dist): ...  # {'train': ..., 'val': ..., 'test': ...}",
     "build_model": "def build_model(self, rng): ...  # (model, ps, st)",
     "forward": "def forward(self, model, ps, st, *, <batch fields>): ...  # (outputs, st_new)",
     "loss": "def loss(self, outputs, *, <batch fields>): ...  # a scalar",
+    "train_step": "def train_step(self, model, ps, opt_state, st, *, <batch fields>): ...  # loss, ps, st, opt_state",
+    "setup_optimizers": "def setup_optimizers(self, model, ps, st, mesh): ...  # {'gen': optimizer_state(...), ...}",
 }
 
 
@@ -68,9 +75,34 @@ def hook(experiment: Any, name: str) -> Callable[..., Any] | None:
     raise ExperimentError(what, note, place=class_source(cls).place(name))
 
 
-def require_hooks(cls: type) -> None:
+def is_complete(names: Iterable[str]) -> bool:
+    """Whether these methods are all that one of the two ways to train needs."""
+    return set(REQUIRED) <= set(names) or set(MANUAL) <= set(names)
+
+
+def owns_step(experiment: Any) -> bool:
+    """Whether the experiment trains by its own ``train_step``: it has one, and ``manual_training`` does not decline.
+
+    Raises ExperimentError where ``manual_training`` gives no truth value, or asks for a step that is not there.
+    """
+    cls = type(experiment)
+    decide, has_step = hook(cls, "manual_training"), hook(cls, "train_step") is not None
+    decided = decide(experiment) if decide is not None else has_step
+    place = class_source(cls).place("manual_training")
+    if not isinstance(decided, bool):
+        what = f"{cls.__name__}.manual_training returned {decided!r}; it is True or False"
+        raise ExperimentError(what, "False keeps train_step in the source and trains automatically", place=place)
+    if decided and not has_step:
+        what = f"{cls.__name__}.manual_training returned True, and there is no train_step"
+        raise ExperimentError(
+            what, f"write it: {SIGNATURES['train_step']}", "or leave manual_training out", place=place
+        )
+    return decided
+
+
+def require_hooks(cls: type, required: Iterable[str] = REQUIRED) -> None:
     """Raises ExperimentError that lists every required hook the class lacks, with method names that come near."""
-    missing = [name for name in REQUIRED if hook(cls, name) is None]
+    missing = [name for name in required if hook(cls, name) is None]
     if not missing:
         return
     methods = [name for name in user_methods(cls) if name not in ALL]

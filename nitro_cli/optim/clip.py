@@ -1,4 +1,4 @@
-"""Clipping by the global norm of the accumulated gradient."""
+"""Arithmetic on whole trees: clipping by the global norm, and moving averages."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def clip_by_global_norm(gradients: Any, threshold: jax.Array) -> Any:
     norm = optax.tree.norm(gradients)
     scale = threshold / jnp.maximum(norm, threshold)
     return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+
+
+def averaged(average: Any, values: Any, decay: Any) -> Any:
+    """``decay * average + (1 - decay) * values``, leaf by leaf, in the dtypes of ``average``."""
+    rest = 1 - decay
+
+    def moved(a: Any, v: Any) -> Any:
+        return (a + jnp.asarray(rest).astype(a.dtype) * (v - a)).astype(a.dtype)
+
+    return jax.tree.map(moved, average, values)

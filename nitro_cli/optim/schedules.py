@@ -52,8 +52,11 @@ class Bound:
     traced: bool = False
 
 
-def parse(declared: Any, owner: str) -> list[Declared]:
-    """Flatten what the hook returned. Raises ExperimentError for anything but nested dicts of schedules."""
+def parse(declared: Any, owner: str, paths: bool = False) -> list[Declared]:
+    """Flatten what the hook returned. Raises ExperimentError for anything but nested dicts of schedules.
+
+    ``paths`` allows keys of any depth below ``opt``: paths into a tree of optimizers, not names of groups.
+    """
     if not isinstance(declared, Mapping):
         raise ExperimentError(
             f"{owner}.schedules must return a dict, and returned {type(declared).__name__}",
@@ -69,12 +72,12 @@ def parse(declared: Any, owner: str) -> list[Declared]:
                 f"{owner}.schedules: '{key}' must be a dict of schedules, and is {type(value).__name__}",
                 f'write: {{"{key}": {{"learning_rate": ...}}}}, or the dotted key "{key}.learning_rate"',
             )
-        if len(rest) > (2 if namespace == "opt" else 1):
+        if len(rest) > (2 if namespace == "opt" else 1) and not (paths and namespace == "opt"):
             raise ExperimentError(
                 f"{owner}.schedules: '{key}' is too deep",
-                "keys are `name`, `opt.name`, `opt.group.name` or `device.name`",
+                f"keys are `name`, `opt.name`, `opt.{'path' if paths else 'group'}.name` or `device.name`",
             )
-        group = rest[0] if len(rest) == 2 else None
+        group = ".".join(rest[:-1]) or None
         entries.append(Declared(key, namespace, group, rest[-1], value))
     return entries
 
@@ -133,10 +136,10 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
         )
     if not in_opt and not in_device:
         raise _meaningless(entry, fields, list(device), owner)
-    schedule, constant = _schedule(entry, total, owner)
+    schedule, constant = resolved(entry, total, owner)
     if in_device:
         target = f"Device field {entry.name}"
-        return Bound(entry.key, target, schedule, constant, (), entry.name, _traceable(schedule))
+        return Bound(entry.key, target, schedule, constant, (), entry.name, is_traceable(schedule))
     wanted = [i for i, (group, name) in enumerate(plan.columns) if name == entry.name]
     if entry.group is not None:
         wanted = [i for i in wanted if plan.columns[i][0] == entry.group]
@@ -156,7 +159,7 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
     columns = tuple((i, _ratio(plan, i)) for i in wanted)
     groups = list(dict.fromkeys(plan.columns[i][0] for i in wanted))
     target = entry.name if groups == [GLOBAL] else f"{entry.name} of {listed(groups)}"
-    return Bound(entry.key, target, schedule, constant, columns, None, _traceable(schedule))
+    return Bound(entry.key, target, schedule, constant, columns, None, is_traceable(schedule))
 
 
 def _ratio(plan: Plan, column: int) -> float:
@@ -175,7 +178,7 @@ def _meaningless(entry: Declared, fields: list[str], device: list[str], owner: s
     )
 
 
-def _schedule(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], Any], bool]:
+def resolved(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], Any], bool]:
     """The schedule itself: a number is constant, a factory of the horizon is called with it, anything else is asked
     for its values as it is."""
     value = entry.value
@@ -208,7 +211,7 @@ def _is_schedule(function: Callable[[Any], Any]) -> bool:
         return False
 
 
-def _traceable(schedule: Callable[[Any], Any]) -> bool:
+def is_traceable(schedule: Callable[[Any], Any]) -> bool:
     try:
         jax.eval_shape(jax.vmap(schedule), jax.ShapeDtypeStruct((2,), np.int32))
     except Exception:  # whatever a host function does with a tracer: it will be called with plain numbers instead
@@ -240,7 +243,12 @@ class Table:
 
     @property
     def schedules_fields(self) -> bool:
-        return any(b.field for b in self.bound)
+        return bool(self.driven)
+
+    @property
+    def driven(self) -> tuple[str, ...]:
+        """Names of the Device fields that a schedule drives."""
+        return tuple(b.field for b in self.bound if b.field)
 
     def vector(self, step: int) -> np.ndarray:
         """The hyperparameters of ``step``: float[columns]."""

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from nitro_cli.optim.clip import averaged
 from nitro_cli.optim.plan import GLOBAL, Group, Plan
 
 
@@ -110,8 +111,7 @@ def step(
 
 def moving_average(plan: Plan, average: Sequence[Any], params: Sequence[Any], vector: Any) -> list[Any]:
     """``decay * average + (1 - decay) * params``, buffer by buffer."""
-    decay = vector[plan.column(GLOBAL, "ema_decay")]
-    return [(a + (1 - decay).astype(a.dtype) * (p - a)).astype(a.dtype) for a, p in zip(average, params, strict=True)]
+    return averaged(list(average), list(params), vector[plan.column(GLOBAL, "ema_decay")])
 
 
 def unused_hyperparameters(plan: Plan, group: Group) -> list[str]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from nitro_cli.data.routing import Route
 from nitro_cli.errors import ExperimentError, Place
 from nitro_cli.experiment.view import compile_view, tracing
+from nitro_cli.optim.bindings import Optimizers
 from nitro_cli.optim.leaves import Leaves, spec_text
 from nitro_cli.optim.plan import Plan
 
@@ -38,10 +39,21 @@ class Recipe:
     accum: int
     compute_dtype: str | None
     fields: Mapping[str, str]
+    optimizers: Optimizers | None = None
 
     @property
     def owner(self) -> type:
         return type(self.experiment)
+
+    @property
+    def manual(self) -> bool:
+        """Whether the experiment owns its step: there are then ``optimizers``, and the plan has no groups."""
+        return self.optimizers is not None
+
+    @property
+    def host_metrics(self) -> bool:
+        """Whether ``train_metrics`` runs on the host, after each step."""
+        return "train_metrics" in self.hooks and self.residency["train_metrics"] == "host"
 
     def described(self) -> dict[str, str]:
         """What every program with the model in it takes, for its key: parameters as they lie in buffers, state and
@@ -74,11 +86,11 @@ class Recipe:
             ps, batch = _cast((ps, dict(batch)), self.compute_dtype)
         reserved = ({"train": train} if route.train else {}) | ({"rng": self._key(key, FORWARD)} if route.rng else {})
         with tracing("forward", reads):
-            returned = self.hooks["forward"](view, self.model, ps, st, **_pick(route, batch), **reserved)
+            returned = self.hooks["forward"](view, self.model, ps, st, **pick(route, batch), **reserved)
         if not isinstance(returned, tuple) or len(returned) != 2:
-            raise self._broken(
+            raise self.broken(
                 "forward",
-                f"must return (outputs, st_new), and returned {_describe(returned)}",
+                f"must return (outputs, st_new), and returned {kind_of(returned)}",
                 "a stateless model returns its state unchanged: return outputs, st",
             )
         outputs, st_new = returned
@@ -95,19 +107,23 @@ class Recipe:
         route = self.routes["loss"]
         reserved = {"rng": self._key(key, LOSS)} if route.rng else {}
         with tracing("loss", reads):
-            value = self.hooks["loss"](view, outputs, **_pick(route, batch), **reserved)
-        shape = getattr(value, "shape", None)
+            value = self.hooks["loss"](view, outputs, **pick(route, batch), **reserved)
+        return self.checked_loss("loss", value, "reduce it over the batch: return loss.mean()")
+
+    def checked_loss(self, hook: str, value: Any, reduced: str) -> jax.Array:
+        """``value`` as a real floating-point scalar. Raises ExperimentError with ``reduced``, how it becomes one."""
+        shape, role = getattr(value, "shape", None), "" if hook == "loss" else " as its loss"
         if isinstance(value, (tuple, dict, list)) or value is None or (shape is None and not _is_number(value)):
-            raise self._broken("loss", f"must return one scalar, and returned {_describe(value)}", "return loss.mean()")
+            what = f"must return one scalar{role}, and returned {kind_of(value)}"
+            raise self.broken(hook, what, "return loss.mean()")
         value = jnp.asarray(value)
         if value.shape != ():
-            raise self._broken(
-                "loss",
-                f"must return one scalar, and returned an array of shape {tuple(value.shape)}",
-                "reduce it over the batch: return loss.mean()",
-            )
+            what = f"must return one scalar{role}, and returned an array of shape {tuple(value.shape)}"
+            raise self.broken(hook, what, reduced)
         if not jnp.issubdtype(value.dtype, jnp.floating):
-            raise self._broken("loss", f"must be a floating-point number, and is {value.dtype}")
+            raise self.broken(
+                hook, f"must {'be' if not role else 'return'} a floating-point number{role}, and is {value.dtype}"
+            )
         return value
 
     def train_metrics(
@@ -120,24 +136,24 @@ class Recipe:
         route = self.routes["train_metrics"]
         reserved = {"rng": self._key(key, TRAIN_METRICS)} if route.rng else {}
         with tracing("train_metrics", reads):
-            values = hook(view, outputs, **_pick(route, batch), **reserved)
-        return self.checked_train_metrics(values)
+            values = hook(view, outputs, **pick(route, batch), **reserved)
+        return self.checked_scalars("train_metrics", values)
 
-    def checked_train_metrics(self, values: Any) -> dict[str, Any]:
-        """``values`` as a dict of scalars. Raises ExperimentError naming what is none."""
+    def checked_scalars(self, hook: str, values: Any, role: str = "") -> dict[str, Any]:
+        """``values`` as a dict of scalars. Raises ExperimentError naming what is none; ``role`` ends "must return"."""
         if not isinstance(values, Mapping):
-            raise self._broken("train_metrics", f"must return a dict of scalars, and returned {_describe(values)}")
+            raise self.broken(hook, f"must return a dict of scalars{role}, and returned {kind_of(values)}")
         if "loss" in values:
-            raise self._broken(
-                "train_metrics",
-                "returns 'loss', which is the name of the loss itself in every row",
+            raise self.broken(
+                hook,
+                f"returns 'loss'{role}, which is the name of the loss itself in every row",
                 "nitro logs the loss; give this number another name",
             )
         for name, value in values.items():
-            if getattr(value, "shape", ()) != () or isinstance(value, (tuple, list, dict, str)):
-                raise self._broken(
-                    "train_metrics",
-                    f"must return scalars, and '{name}' is {_describe(value)}",
+            if getattr(value, "shape", ()) != () or isinstance(value, (tuple, list, dict, str)) or value is None:
+                raise self.broken(
+                    hook,
+                    f"must return scalars{role}, and '{name}' is {kind_of(value)}",
                     f"reduce it over the batch: '{name}': value.mean()",
                 )
         return dict(values)
@@ -160,12 +176,12 @@ class Recipe:
             come = sorted(set(new.paths) - set(self.state.paths))
             notes = [f"missing: {', '.join(gone)}"] if gone else []
             notes += [f"unexpected: {', '.join(come)}"] if come else []
-            raise self._broken(
+            raise self.broken(
                 "forward", "must return st_new with the structure of st", *notes, "a stateless model returns st itself"
             )
         for path, before, now in zip(self.state.paths, self.state.specs, new.specs, strict=True):
             if (before.shape, before.dtype) != (now.shape, now.dtype):
-                raise self._broken(
+                raise self.broken(
                     "forward",
                     f"changed the state leaf '{path}' from {spec_text(before)} to {spec_text(now)}",
                     "state keeps its shape and dtype: cast it back with .astype(...)",
@@ -176,15 +192,15 @@ class Recipe:
             shape = getattr(leaf, "shape", None)
             if shape is None or (width is not None and (not shape or shape[0] != width)):
                 where = jax.tree_util.keystr(path, simple=True, separator=".") or "outputs"
-                raise self._broken(
+                raise self.broken(
                     "forward",
-                    f"returned '{where}' as {_describe(leaf)}; every output has the batch axis first"
+                    f"returned '{where}' as {kind_of(leaf)}; every output has the batch axis first"
                     + (f" ({width} here)" if width is not None else ""),
                     "short batches are padded and outputs are cut back to the real rows along that axis",
                     "what is already reduced over the batch belongs into loss or metrics",
                 )
 
-    def _broken(self, hook: str, what: str, *notes: str) -> ExperimentError:
+    def broken(self, hook: str, what: str, *notes: str) -> ExperimentError:
         code = getattr(self.hooks[hook], "__code__", None)
         place = Place(code.co_filename, code.co_firstlineno) if code is not None else None
         return ExperimentError(f"{self.owner.__name__}.{hook} {what}", *notes, place=place, hook=hook)
@@ -200,7 +216,7 @@ def _cast(tree: Any, dtype: str) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def _pick(route: Route, batch: Mapping[str, Any]) -> dict[str, Any]:
+def pick(route: Route, batch: Mapping[str, Any]) -> dict[str, Any]:
     """The hook's fields. One with a default may be missing from a split; the hook then takes its default."""
     return {name: batch[name] for name in route.fields if name in batch or name not in route.optional}
 
@@ -209,7 +225,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _describe(value: Any) -> str:
+def kind_of(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array {spec_text(value)}"
     if isinstance(value, (tuple, list)):

@@ -210,15 +210,8 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
             return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), made, held)
 
         held = params, state, opt_state, average
-        kept = _commit(good, moved, held)
-        clock = jnp.stack(
-            [
-                jnp.where(good, clock[0] + 1, clock[0]),
-                jnp.zeros((), clock.dtype),
-                jnp.where(broken & (clock[2] < 0), clock[0], clock[2]),
-            ]
-        )
-        return *kept[:3], clock, kept[3], row
+        kept = commit(good, moved, held)
+        return *kept[:3], advanced(clock, good, broken), kept[3], row
 
     ps, st = plan.layout.specs, list(recipe.state.specs)
     average = ps if plan.ema else []
@@ -228,7 +221,18 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
     return build(request, update, arguments, donate=(0, 1, 2, 3, 4), reads=set(), found={})
 
 
-def _commit(good: Any, moved: Any, held: Any) -> Any:
+def advanced(clock: Any, good: Any, broken: Any) -> Any:
+    """The clock after a step: on where it was ``good``; the first ``broken`` one stays marked."""
+    return jnp.stack(
+        [
+            jnp.where(good, clock[0] + 1, clock[0]),
+            jnp.zeros((), clock.dtype),
+            jnp.where(broken & (clock[2] < 0), clock[0], clock[2]),
+        ]
+    )
+
+
+def commit(good: Any, moved: Any, held: Any) -> Any:
     """``moved(*held)`` where ``good``, else ``held``.
 
     On a CPU a branch: a select of every buffer made the update of 1.1 million parameters three times as slow. On other

@@ -19,7 +19,7 @@ from nitro_cli.programs.cache import EntryInfo, cache_entries, cache_reset, cach
 from nitro_cli.programs.ledger import LedgerRow, ledger
 from nitro_cli.run.nitro import Nitro
 
-ONE_VERSION = ("gradient", "update", "evaluation")
+ONE_VERSION = ("gradient", "update", "evaluation", "step")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,10 @@ from nitro_cli.experiment.hooks import hook
 from nitro_cli.programs.fingerprint import Fingerprint, fingerprint
 from nitro_cli.programs.recipe import Recipe
 
-WATCHED = ("forward", "loss", "metrics", "train_metrics", "finalize_metrics")
+WATCHED = (
+    *("forward", "loss", "metrics", "train_metrics", "finalize_metrics"),
+    *("train_step", "setup_optimizers", "manual_training"),
+)
 
 
 class Drift:

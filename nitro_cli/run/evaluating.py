@@ -26,14 +26,26 @@ if TYPE_CHECKING:
     from nitro_cli.run.nitro import Nitro
 
 
+def check_forward(nitro: Nitro) -> None:
+    """Raises ExperimentError where an experiment that owns its step has no ``forward`` to evaluate or predict with."""
+    recipe = nitro.setup.recipe
+    if "forward" not in recipe.routes:
+        raise ExperimentError(
+            f"{recipe.owner.__name__} has no hook 'forward', so it cannot be evaluated and cannot predict",
+            "in manual mode forward serves evaluation alone: def forward(self, model, ps, st, *, <batch fields>)",
+        )
+
+
 class _Forward:
     """Calls of the evaluation program, for batches of whatever shapes come. ``present`` are the fields of the split;
     one with a default in ``forward`` may be missing."""
 
     def __init__(self, nitro: Nitro, present: Collection[str]) -> None:
         self.nitro = nitro
+        check_forward(nitro)
         route = nitro.setup.recipe.routes["forward"]
         self.fields = tuple(f for f in route.fields if f in present or f not in route.optional)
+        self.device = nitro.evaluated_device()
         self.program: Program | None = None
         self.calls = 0
 
@@ -41,7 +53,7 @@ class _Forward:
         n = self.nitro
         if self.program is None:
             self.program = n.programs.evaluation(specs_of(self.fields, arrays))
-        arguments = (n.evaluated_params(), n.state.state, n.device, n.seed_words, list(arrays))
+        arguments = (n.evaluated_params(), n.state.state, self.device, n.seed_words, list(arrays))
         try:
             outputs = self.program.run(*arguments)
         except TypeError:
@@ -75,6 +87,13 @@ def evaluate_split(nitro: Nitro, split: str, epoch: int) -> tuple[dict[str, floa
     setup = nitro.setup
     recipe, source, schema = setup.recipe, setup.splits[split], setup.schema[split]
     name = "metrics" if "metrics" in recipe.hooks else "loss"
+    check_forward(nitro)
+    if name not in recipe.hooks:
+        raise ExperimentError(
+            f"{recipe.owner.__name__} has neither 'metrics' nor 'loss', so there is nothing to evaluate '{split}' with",
+            "define metrics(self, outputs, *, <batch fields>)",
+        )
+    _check_fields(nitro, split, "forward", schema)
     on_device = name == "loss" or recipe.residency["metrics"] == "device"
     needed = [f for f in recipe.routes[name].fields if f in schema]
     _check_fields(nitro, split, name, schema)
@@ -168,7 +187,7 @@ class _DeviceMetric:
         arrays = [a.astype(jax.dtypes.canonicalize_dtype(a.dtype), copy=False) for a in arrays]
         described = self.forward.program.found["outputs"]
         program = n.programs.metric(self.name, described, specs_of(self.fields, arrays), rows)
-        self.values.append((program.run(outputs, n.device, n.seed_words, arrays), rows, index))
+        self.values.append((program.run(outputs, self.forward.device, n.seed_words, arrays), rows, index))
         count = self.calls.get(id(program), (program, 0))[1]
         self.calls[id(program)] = (program, count + 1)
 

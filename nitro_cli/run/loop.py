@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -44,18 +44,31 @@ class EpochLoop:
         setup = nitro.setup
         self.recipe = setup.recipe
         self.schema = setup.schema["train"]
-        self.host_metrics = "train_metrics" in setup.recipe.hooks and self.recipe.residency["train_metrics"] == "host"
-        self.fields = setup.recipe.routed("forward", "loss", *(() if self.host_metrics else ("train_metrics",)))
+        self.host_metrics = setup.recipe.host_metrics
+        self.fields = setup.recipe.routed(*self.trained_hooks())
         self.metric_fields = setup.recipe.routes["train_metrics"].fields if self.host_metrics else ()
         self.plan = batch_plan(self.schema, self.fields)
         self.constants = nitro.constants()
         nitro.state.reset_clock()
-        self.gradient = self._gradient_for([self.schema[name] for name in self.fields])
-        self.update = nitro.programs.update(nitro.optimizer_layout(), self.gradient.found["columns"])
+        self.program = self._program_for([self.schema[name] for name in self.fields])
+        self.calls = 0
         self.rows: list[Any] = []
         self.host_rows: list[dict[str, float]] = []
+        self.host_rows_per_step = 1
         self.data_wait_frac = 0.0
         self.began = False
+
+    def trained_hooks(self) -> Sequence[str]:
+        """The hooks inside the program that a batch goes into first."""
+        raise NotImplementedError
+
+    def program_for(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Program:
+        """The program that a batch of these shapes goes into first."""
+        raise NotImplementedError
+
+    def steps(self, stream: Stream) -> bool:
+        """Train on what the stream gives. False where a stop was asked for before its last batch."""
+        raise NotImplementedError
 
     def prepare(self, batch: Any) -> Any:
         """From a batch as the loader gives it to the arrays that the program takes."""
@@ -77,7 +90,7 @@ class EpochLoop:
             with open_stream(
                 "train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare, check=self.check
             ) as stream:
-                complete = self._steps(stream)
+                complete = self.steps(stream)
                 wait = stream.wait_seconds
         except DivergenceError:
             raise
@@ -88,104 +101,6 @@ class EpochLoop:
         elapsed = time.perf_counter() - started
         self.data_wait_frac = wait / elapsed if elapsed > 0 else 0.0
         return complete
-
-    def _steps(self, stream: Stream) -> bool:
-        try:
-            return self._accumulated(stream) if self.recipe.accum > 1 else self._single(stream)
-        finally:
-            self.gradient.used(self.calls_gradient)
-            self.update.used(self.calls_update)
-
-    def _single(self, stream: Stream) -> bool:
-        """One micro-batch a step."""
-        state = self.nitro.state
-        seed, hyper, check, anchors, _ = self.constants
-        device = self.nitro.device  # looked up for each epoch: set_device may have changed a value
-        update, clock, average = self.update.run, state.clock, state.average
-        params, model_state, opt_state = state.params, state.state, state.opt_state
-        schedules, step = self.nitro.setup.schedules, state.step
-        self.calls_gradient = self.calls_update = 0
-        next_fetch = 0.0  # the first step is looked at once it is called
-        rows, gradient = self.rows, self.gradient.run
-        last = len(self.nitro.setup.splits["train"]) - 1
-        try:
-            for index, (arrays, fields) in stream:
-                if schedules:
-                    hyper = schedules.vector(step)
-                    device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
-                    step += 1
-                try:
-                    pending = gradient(params, model_state, clock, seed, device, arrays)
-                except TypeError:
-                    gradient = self._other_shapes(index, arrays)
-                    pending = gradient(params, model_state, clock, seed, device, arrays)
-                if fields is not None:
-                    pending, outputs = pending
-                    self._on_host(outputs, fields)
-                params, model_state, opt_state, clock, average, row = update(
-                    params, model_state, opt_state, clock, average, pending, hyper, check, anchors
-                )
-                rows.append(row)
-                self.calls_gradient += 1
-                if time.perf_counter() >= next_fetch:
-                    state.hold(params, model_state, opt_state, clock, average)
-                    self.fetch()
-                    next_fetch = time.perf_counter() + FETCH_SECONDS
-                elif len(rows) % AHEAD == 0:
-                    rows[-AHEAD // 2].block_until_ready()
-                if self.stopping():
-                    return index == last
-        finally:
-            self.calls_update = self.calls_gradient
-            state.hold(params, model_state, opt_state, clock, average)
-        return True
-
-    def _accumulated(self, stream: Stream) -> bool:
-        """``accum`` micro-batches a step; the update is called after the last."""
-        state, accum = self.nitro.state, self.recipe.accum
-        seed, hyper, check, anchors, scale = self.constants
-        device = self.nitro.device
-        schedules, step = self.nitro.setup.schedules, state.step
-        update = self.update.run
-        self.calls_gradient = self.calls_update = 0
-        pending = self.nitro.empty_pending(len(self.gradient.found["columns"]))
-        next_fetch = 0.0
-        micro, last = 0, len(self.nitro.setup.splits["train"]) - 1
-        for index, (arrays, fields) in stream:
-            if schedules and micro == 0:
-                hyper = schedules.vector(step)
-                device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
-                step += 1
-            arguments = (state.params, state.state, seed, device, arrays, scale)
-            try:
-                returned = self.gradient.run(pending, state.clock, *arguments)
-            except TypeError:
-                self._other_shapes(index, arrays)
-                returned = self.gradient.run(pending, state.clock, *arguments)
-            if fields is not None:
-                pending, state.clock, outputs = returned
-                self._on_host(outputs, fields)
-            else:
-                pending, state.clock = returned
-            self.calls_gradient += 1
-            micro += 1
-            if micro < accum:
-                continue
-            micro = 0
-            *held, row = update(
-                state.params, state.state, state.opt_state, state.clock, state.average, pending, hyper, check, anchors
-            )
-            state.hold(*held)
-            self.calls_update += 1
-            self.rows.append(row)
-            if time.perf_counter() >= next_fetch:
-                self.fetch()
-                next_fetch = time.perf_counter() + FETCH_SECONDS
-            elif len(self.rows) % AHEAD == 0:
-                self.rows[-AHEAD // 2].block_until_ready()
-            if self.stopping():
-                return index == last
-        return True
 
     def fetch(self, everything: bool = False) -> None:
         """Take the rows that are ready (or wait for all): log them, add them up, and look for a loss that is no number.
@@ -201,12 +116,12 @@ class EpochLoop:
         taken, self.rows[:] = self.rows[:ready], self.rows[ready:]
         if not taken:
             return
-        state, columns = self.nitro.state, self.gradient.found["columns"]
+        state, columns = self.nitro.state, self.program.found["columns"]
         records = []
         for row in map(np.asarray, taken):
             values = {name: float(value) for name, value in zip(columns, row, strict=True)}
             if self.host_rows:
-                values.update(_mean([self.host_rows.pop(0) for _ in range(self.recipe.accum)]))
+                values.update(_mean([self.host_rows.pop(0) for _ in range(self.host_rows_per_step)]))
             loss = values["loss"]
             if not math.isfinite(loss) and self.nitro.setup.knobs.check_divergence:
                 self.write(records)
@@ -229,35 +144,152 @@ class EpochLoop:
             f"the loss is {loss} at step {state.step + 1}, in epoch {epoch}",
             f"the handle holds the state of the last good step, {state.step}",
             "try a lower learning rate (--learning-rate), or clip the gradient (--gradient-clip-norm 1.0)",
+            "if the data itself holds nan or infinity, neither helps: look at the batches with np.isfinite",
             "to train on in spite of it: --no-check-divergence",
             value=repr(loss),
             step=state.step + 1,
             epoch=epoch,
         )
 
-    def _gradient_for(self, arrays: Sequence[Any]) -> Program:
-        return self.nitro.programs.gradient(specs_of(self.fields, arrays))
+    def _program_for(self, arrays: Sequence[Any]) -> Program:
+        return self.program_for(specs_of(self.fields, arrays))
 
-    def _other_shapes(self, index: int, arrays: Sequence[Any]) -> Callable[..., Any]:
+    def other_shapes(self, index: int, arrays: Sequence[Any]) -> Callable[..., Any]:
         """The program for a batch that the current one refused. A batch of another width is an error; another shape
         beyond the batch axis is another program, which the cache will count and explain."""
         named = dict(zip(self.fields, arrays, strict=True))
         check_width("train", index, named, self.fields, self.nitro.setup.train_width or 0)
-        other = self._gradient_for(arrays)
-        if other is self.gradient:
+        other = self._program_for(arrays)
+        if other is self.program:
             raise
-        self.gradient.used(self.calls_gradient)
-        self.calls_gradient = 0
-        self.gradient = other
+        self.program.used(self.calls)
+        self.calls = 0
+        self.program = other
         return other.run
 
-    def _on_host(self, outputs: Any, fields: Sequence[Any]) -> None:
+    def on_host(self, outputs: Any, fields: Sequence[Any]) -> None:
         """``train_metrics`` under host residency: it waits for the device, which is what asking for it means."""
         hook = self.recipe.hooks["train_metrics"]
         named = dict(zip(self.metric_fields, fields, strict=True))
         values = hook(self.nitro.setup.experiment, jax.device_get(outputs), **named)
-        checked = self.recipe.checked_train_metrics(values)
+        checked = self.recipe.checked_scalars("train_metrics", values)
         self.host_rows.append({name: float(value) for name, value in checked.items()})
+
+
+class AutomaticLoop(EpochLoop):
+    """``forward`` and ``loss`` give the gradient of each micro-batch, and the update follows the last of a group."""
+
+    def __init__(
+        self, nitro: Nitro, write: Callable[[list[dict[str, Any]]], None], stopping: Callable[[], bool]
+    ) -> None:
+        super().__init__(nitro, write, stopping)
+        self.update = nitro.programs.update(nitro.optimizer_layout(), self.program.found["columns"])
+        self.calls_update = 0
+        self.host_rows_per_step = self.recipe.accum
+
+    def trained_hooks(self) -> Sequence[str]:
+        return ("forward", "loss", *(() if self.host_metrics else ("train_metrics",)))
+
+    def program_for(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Program:
+        return self.nitro.programs.gradient(batch)
+
+    def steps(self, stream: Stream) -> bool:
+        try:
+            return self._accumulated(stream) if self.recipe.accum > 1 else self._single(stream)
+        finally:
+            self.program.used(self.calls)
+            self.update.used(self.calls_update)
+
+    def _single(self, stream: Stream) -> bool:
+        """One micro-batch a step."""
+        state = self.nitro.state
+        seed, hyper, check, anchors, _ = self.constants
+        device = self.nitro.device  # looked up for each epoch: set_device may have changed a value
+        update, clock, average = self.update.run, state.clock, state.average
+        params, model_state, opt_state = state.params, state.state, state.opt_state
+        schedules, step = self.nitro.setup.schedules, state.step
+        self.calls = self.calls_update = 0
+        next_fetch = 0.0  # the first step is looked at once it is called
+        rows, gradient = self.rows, self.program.run
+        last = len(self.nitro.setup.splits["train"]) - 1
+        try:
+            for index, (arrays, fields) in stream:
+                if schedules:
+                    hyper = schedules.vector(step)
+                    device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
+                    step += 1
+                try:
+                    pending = gradient(params, model_state, clock, seed, device, arrays)
+                except TypeError:
+                    gradient = self.other_shapes(index, arrays)
+                    pending = gradient(params, model_state, clock, seed, device, arrays)
+                if fields is not None:
+                    pending, outputs = pending
+                    self.on_host(outputs, fields)
+                params, model_state, opt_state, clock, average, row = update(
+                    params, model_state, opt_state, clock, average, pending, hyper, check, anchors
+                )
+                rows.append(row)
+                self.calls += 1
+                if time.perf_counter() >= next_fetch:
+                    state.hold(params, model_state, opt_state, clock, average)
+                    self.fetch()
+                    next_fetch = time.perf_counter() + FETCH_SECONDS
+                elif len(rows) % AHEAD == 0:
+                    rows[-AHEAD // 2].block_until_ready()
+                if self.stopping():
+                    return index == last
+        finally:
+            self.calls_update = self.calls
+            state.hold(params, model_state, opt_state, clock, average)
+        return True
+
+    def _accumulated(self, stream: Stream) -> bool:
+        """``accum`` micro-batches a step; the update is called after the last."""
+        state, accum = self.nitro.state, self.recipe.accum
+        seed, hyper, check, anchors, scale = self.constants
+        device = self.nitro.device
+        schedules, step = self.nitro.setup.schedules, state.step
+        update = self.update.run
+        self.calls = self.calls_update = 0
+        pending = self.nitro.empty_pending(len(self.program.found["columns"]))
+        next_fetch = 0.0
+        micro, last = 0, len(self.nitro.setup.splits["train"]) - 1
+        for index, (arrays, fields) in stream:
+            if schedules and micro == 0:
+                hyper = schedules.vector(step)
+                device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
+                step += 1
+            arguments = (state.params, state.state, seed, device, arrays, scale)
+            try:
+                returned = self.program.run(pending, state.clock, *arguments)
+            except TypeError:
+                self.other_shapes(index, arrays)
+                returned = self.program.run(pending, state.clock, *arguments)
+            if fields is not None:
+                pending, state.clock, outputs = returned
+                self.on_host(outputs, fields)
+            else:
+                pending, state.clock = returned
+            self.calls += 1
+            micro += 1
+            if micro < accum:
+                continue
+            micro = 0
+            *held, row = update(
+                state.params, state.state, state.opt_state, state.clock, state.average, pending, hyper, check, anchors
+            )
+            state.hold(*held)
+            self.calls_update += 1
+            self.rows.append(row)
+            if time.perf_counter() >= next_fetch:
+                self.fetch()
+                next_fetch = time.perf_counter() + FETCH_SECONDS
+            elif len(self.rows) % AHEAD == 0:
+                self.rows[-AHEAD // 2].block_until_ready()
+            if self.stopping():
+                return index == last
+        return True
 
 
 def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:

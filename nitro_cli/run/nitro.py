@@ -16,28 +16,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro_cli.errors import ExperimentError, ProtectError, UsageError
-from nitro_cli.experiment.base import Experiment
-from nitro_cli.experiment.content import short_value
-from nitro_cli.experiment.discovery import experiment_name
-from nitro_cli.experiment.hooks import hook
+from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.presets import Resolved, resolve
-from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
-from nitro_cli.experiment.values import BadValue, from_python
+from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.optim.leaves import Leaves
 from nitro_cli.programs.cache import Program
 from nitro_cli.programs.training import optimizer_state
-from nitro_cli.run.checkpoints import CheckpointInfo, Checkpoints, resolve_checkpoint
-from nitro_cli.run.directory import RunDirectory, find_run
+from nitro_cli.run.checkpoints import CheckpointInfo
+from nitro_cli.run.device_values import check_device_field, converted
+from nitro_cli.run.directory import RunDirectory
 from nitro_cli.run.drift import Drift
-from nitro_cli.run.evaluating import evaluate_split, known_split, predict_batch, predict_batches
+from nitro_cli.run.evaluating import check_forward, evaluate_split, known_split, predict_batch, predict_batches
 from nitro_cli.run.programs import Programs
+from nitro_cli.run.records import load_weights, named_run, named_weights, restore, resume_record
 from nitro_cli.run.report import Report
-from nitro_cli.run.setup import device_value, placed, seed_words, set_up
-from nitro_cli.run.state import TrainState, named_arrays, named_buffers, placed_arrays, placed_buffers, template
+from nitro_cli.run.setup import placed, seed_words, set_up
+from nitro_cli.run.state import TrainState, named_arrays, named_buffers, placed_arrays
 from nitro_cli.run.stop import StopSignals
 from nitro_cli.run.training import Outcome, Training
-from nitro_cli.suggest import did_you_mean, listed
+from nitro_cli.suggest import listed
 
 Observer = Callable[[str, dict[str, Any]], None]
 PROGRESS_SECONDS = 0.1
@@ -48,8 +45,9 @@ class Nitro:
 
     ``e`` is an experiment instance. ``data`` replaces ``build_data`` (a dict of splits). ``weights`` is a
     ``(run, checkpoint)`` pair whose parameters and state are loaded; ``resume`` is a run to continue exactly from its
-    newest checkpoint. Other keywords are fields or knobs: ``Nitro(e, max_epochs=1)``. ``observer(event, facts)`` is
-    told what happens.
+    newest checkpoint. Either may be named: ``weights="latest:best"``, ``resume=True``. ``w0`` says what the decay
+    anchor "w0" means: the weights of ``build_model``, or those loaded. Other keywords are fields or knobs:
+    ``Nitro(e, max_epochs=1)``. ``observer(event, facts)`` is told what happens.
 
     Raises ExperimentError for what is wrong with the experiment, ProtectError for weights or a run that do not fit.
     """
@@ -61,6 +59,7 @@ class Nitro:
         data: Mapping[str, Any] | None = None,
         weights: tuple[RunDirectory, CheckpointInfo] | str | Path | None = None,
         resume: RunDirectory | str | Path | bool | None = None,
+        w0: str = "build_model",
         resolved: Resolved | None = None,
         observer: Observer | None = None,
         command_line: str = "",
@@ -68,12 +67,17 @@ class Nitro:
         root: Path | None = None,
         **knobs: Any,
     ) -> None:
-        weights, resume = _named_weights(e, weights, root), _named_run(e, resume, root)
+        weights, resume = named_weights(e, weights, root), named_run(e, resume, root)
         if resume is not None and isinstance(weights, tuple):
             raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
+        if w0 not in ("build_model", "weights") or (w0 == "weights" and weights is None):
+            raise UsageError(
+                f"w0={w0!r}: what the decay anchor 'w0' means is 'build_model' or 'weights'",
+                "'weights' needs weights=..., whose parameters decay then pulls towards",
+            )
         self.observer = observer or (lambda event, facts: None)
         self.command_line, self.force, self.root = command_line, force, root
-        record = _resume_record(resume) if resume is not None else None
+        record = resume_record(resume) if resume is not None else None
         if record is not None and resume is not None:
             seed = record[1]["seed"]
             if knobs.get("seed", getattr(e, "seed", seed)) != seed:
@@ -89,6 +93,7 @@ class Nitro:
         self.programs = Programs(self.setup.recipe, self.setup.model_content, self._compiled)
         self.run: RunDirectory | None = resume
         self.last_rows: dict[str, int] = {}
+        self.loaded_step = 0
         self.log_compile: Callable[[dict[str, Any]], None] | None = None
         self._optimizer: Leaves | None = None
         self._stop_requested = False
@@ -98,9 +103,9 @@ class Nitro:
         self._drift = Drift(self.setup.recipe, self.setup.model_content)
         self.resumed = record is not None
         if record is not None:
-            self._restore(*record)
+            restore(self, *record)
         elif isinstance(weights, tuple):
-            self._load_weights(*weights)
+            load_weights(self, *weights, w0)
 
     @classmethod
     def from_preset(cls, E: type, name: str, /, **options: Any) -> Nitro:
@@ -175,6 +180,7 @@ class Nitro:
             self._entry()
             return predict_batch(self, data)
         if isinstance(data, np.ndarray) or hasattr(data, "__array__"):
+            check_forward(self)
             fields = self.setup.recipe.routes["forward"].fields
             raise UsageError(
                 "predict takes a batch (a dict of arrays) or a loader, not an array",
@@ -193,7 +199,7 @@ class Nitro:
 
     def device_value(self, name: str) -> Any:
         """The value of a Device field, as a host value."""
-        self._check_device_name(name)
+        check_device_field(type(self.setup.experiment), name)
         value = jax.device_get(self._device_tree()[name])
         return jax.tree.map(lambda leaf: leaf.item() if np.ndim(leaf) == 0 else leaf, value)
 
@@ -202,10 +208,15 @@ class Nitro:
         make another program or change nothing that is compiled."""
         if not values:
             raise UsageError("set_device was given nothing to set", "write: set_device(smoothing=0.1)")
-        tree = self._device_tree()
+        cls, tree = type(self.setup.experiment), self._device_tree()
         for name, value in values.items():
-            self._check_device_name(name)
-            tree[name] = self._converted(name, tree[name], value)
+            check_device_field(cls, name)
+            if name in self.setup.schedules.driven:
+                raise UsageError(
+                    f"'{name}' follows a schedule, which would overwrite it at every step",
+                    "leave it out of schedules(self) in a new handle, or change the schedule",
+                )
+            tree[name] = converted(cls, name, tree[name], value)
         self.device = jax.tree.leaves(tree)
 
     # ---- what the rooms of run/ use -------------------------------------------------------------------------------
@@ -280,6 +291,11 @@ class Nitro:
         tree = self._device_tree() | self.setup.schedules.fields(step)
         return jax.tree.leaves(tree)
 
+    def evaluated_device(self) -> list[Any]:
+        """The Device values that evaluation uses: a scheduled one as it was at the last step trained."""
+        step = self.state.step or self.loaded_step
+        return self.scheduled_device(step - 1) if step and self.setup.schedules.driven else self.device
+
     def evaluated_params(self) -> list[jax.Array]:
         """The parameters that evaluation uses: the current ones, or their moving average where it is asked for."""
         return self.state.average if self.setup.knobs.evaluate_with_ema else self.state.params
@@ -292,12 +308,23 @@ class Nitro:
 
     def optimizer_layout(self) -> Leaves:
         """Structure of the optimizer state, which is made on first use: a handle that only evaluates never pays it."""
-        if self._optimizer is None:
+        if self._optimizer is None and self.setup.recipe.optimizers is not None:
+            self._optimizer = self.setup.recipe.optimizers.leaves
+            if self.state.opt_state is None:
+                self.state.opt_state = [placed(leaf) for leaf in self.setup.opt_state or ()]
+        elif self._optimizer is None:
             tree = optimizer_state(self.setup.recipe, self.state.params, self.setup.anchors)
             self._optimizer = Leaves.of(tree)
             if self.state.opt_state is None:
                 self.state.opt_state = jax.device_put(jax.tree.leaves(tree), jax.devices()[0])
+        assert self._optimizer is not None
         return self._optimizer
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """What ``setup_optimizers`` gave the optimizers of an experiment that owns its step, by path."""
+        found = self.setup.recipe.optimizers
+        return found.values(self.setup.opt_state or ()) if found is not None else {}
 
     def empty_pending(self, columns: int) -> list[Any]:
         """The accumulator before the first micro-batch: its content is never read."""
@@ -337,215 +364,5 @@ class Nitro:
         for message in self._drift.check():
             self.notify("warning", message=message)
 
-    # ---- Device values --------------------------------------------------------------------------------------------
-
     def _device_tree(self) -> dict[str, Any]:
         return dict(self.setup.recipe.device.tree(self.device))
-
-    def _check_device_name(self, name: str) -> None:
-        cls = type(self.setup.experiment)
-        if name in device_fields(cls):
-            return
-        if name in graphconst_fields(cls):
-            raise UsageError(
-                f"'{name}' is a GraphConst field: another value is another program",
-                f"build a new handle: Nitro(e.replace({name}=...)); programs that do not read it are reused",
-            )
-        if name in Experiment.model_fields:
-            raise UsageError(
-                f"'{name}' is a knob, which the driver reads when the handle is built",
-                f"build a new handle for it: Nitro(e.replace({name}=...))",
-            )
-        if name in config_metadata(cls):
-            raise UsageError(
-                f"'{name}' is a Host field: no compiled program reads it, so setting it would change nothing",
-                f"mark it Device to make it a traced input, or build a new handle: Nitro(e.replace({name}=...))",
-            )
-        hint = did_you_mean(name, device_fields(cls))
-        raise UsageError(
-            f"{cls.__name__} has no field '{name}'",
-            *([hint] if hint else []),
-            f"Device fields: {listed(list(device_fields(cls))) or 'none'}",
-        )
-
-    def _converted(self, name: str, old: Any, value: Any) -> Any:
-        before, value = Leaves.of(old), jax.tree.map(_without_axes, value)
-        if all(isinstance(leaf, (bool, int, float, str)) for leaf in jax.tree.leaves(value)):
-            value = self._validated(name, value)
-        try:
-            now = Leaves.of(raw := jax.tree.map(np.asarray, value))
-            arrays = jax.tree.leaves(raw)
-            cast = [_kept(array, spec) for array, spec in zip(arrays, before.specs, strict=True)]
-            same = now.structure == before.structure and all(leaf is not None for leaf in cast)
-        except (TypeError, ValueError, AttributeError):
-            same, cast = False, []
-        if not same:
-            shapes = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in before.specs) or "no value"
-            raise UsageError(
-                f"'{name}' holds {shapes}, and {short_value(value)} does not fit",
-                "another shape or type would be another program",
-                f"build a new handle for it: Nitro(e.replace({name}=...))",
-            )
-        return device_value(before.tree(cast))
-
-    def _validated(self, name: str, value: Any) -> Any:
-        """A plain value as the field would take it when the experiment is built: by its type and its bounds."""
-        try:
-            return from_python(config_metadata(type(self.setup.experiment))[name], value)
-        except BadValue as error:
-            notes = [note for note in (error.hint, "set_device takes what the field takes") if note]
-            raise UsageError(f"'{name}' cannot be {short_value(value)}: {error.message}", *notes) from None
-
-    # ---- checkpoints ----------------------------------------------------------------------------------------------
-
-    def _restore(self, checkpoints: Checkpoints, meta: dict[str, Any], info: CheckpointInfo) -> None:
-        self._check_graphconst(meta, info, "resumed")
-        self._check_position(meta["position"], info)
-        recipe, state = self.setup.recipe, self.state
-        self._check_layout(meta, info)
-        optimizer = self.optimizer_layout()
-        wanted = {"ps": template(recipe.params), "st": template(recipe.state), "opt_state": template(optimizer)}
-        if recipe.plan.ema:
-            wanted["ema"] = template(recipe.params)
-        stored = checkpoints.restore(info.step, wanted)
-        state.params = placed_buffers(recipe.plan.layout, stored["ps"])
-        state.state = placed_arrays(recipe.state, stored["st"])
-        state.opt_state = placed_arrays(optimizer, stored["opt_state"])
-        if recipe.plan.ema:
-            state.average = placed_buffers(recipe.plan.layout, stored["ema"])
-        state.restore_counters(meta["counters"])
-
-    def _check_layout(self, meta: dict[str, Any], info: CheckpointInfo) -> None:
-        """Optimizer state is stored buffer by buffer, so a run goes on only under the table it was saved with."""
-        was = {row[0]: row[1:] for row in meta["layout"]}
-        now = {row[0]: row[1:] for row in self.setup.recipe.plan.layout.table()}
-        if {path: row[-1] for path, row in was.items()} != {path: row[-1] for path, row in now.items()}:
-            return  # other parameters, not another layout: comparing the arrays says it better
-        rows = [
-            f"{path}: {_laid(was.get(path))} -> {_laid(now.get(path))}"
-            for path in dict.fromkeys([*was, *now])
-            if was.get(path) != now.get(path)
-        ]
-        if rows:
-            raise ProtectError(
-                "the run cannot be resumed: parameters lie elsewhere than when it was saved (was -> now)",
-                *rows[:6],
-                *([f"and {len(rows) - 6} more"] if len(rows) > 6 else []),
-                f"checkpoint: {info.path}",
-                "keep param_group, weight_decay and parameter_layout as they were; weights alone load into any layout",
-            )
-
-    def _check_position(self, position: int, info: CheckpointInfo) -> None:
-        """A run that was ended inside an epoch goes on at the batch where it stopped: that must still be one."""
-        train, accum = self.setup.splits.get("train"), self.setup.knobs.accum
-        if position and (train is None or position >= len(train)):
-            raise ProtectError(
-                f"the checkpoint stands after {position} batches of an epoch, and the train split has "
-                f"{len(train) if train is not None else 0}",
-                f"checkpoint: {info.path}",
-                "resume with the data that it was trained on, or start a new run",
-            )
-        if position % accum:
-            raise ProtectError(
-                f"the checkpoint stands after {position} batches of an epoch, which accum={accum} does not divide",
-                "a step never spans a checkpoint: every batch belongs to a full group",
-                f"checkpoint: {info.path}",
-                "resume with the accum that it was trained with",
-            )
-
-    def _load_weights(self, run: RunDirectory, info: CheckpointInfo) -> None:
-        checkpoints = Checkpoints(run.checkpoints_path)
-        self._check_graphconst(checkpoints.read_meta(info.step), info, "used")
-        recipe = self.setup.recipe
-        wanted = {"ps": template(recipe.params), "st": template(recipe.state)}
-        averaged = "ema" in checkpoints.layout(info.step)
-        if self.setup.knobs.evaluate_with_ema and not averaged:
-            raise ProtectError(
-                f"the checkpoint {info.path} holds no moving average of the weights",
-                "it was trained with ema_decay = 0; leave --evaluate-with-ema out",
-            )
-        if recipe.plan.ema and averaged:
-            wanted["ema"] = template(recipe.params)
-        stored = checkpoints.restore(info.step, wanted, partial=True)
-        self.state.params = placed_buffers(recipe.plan.layout, stored["ps"])
-        self.state.state = placed_arrays(recipe.state, stored["st"])
-        if recipe.plan.ema:
-            self.state.average = placed_buffers(recipe.plan.layout, stored.get("ema", stored["ps"]))
-
-    def _check_graphconst(self, meta: dict[str, Any], info: CheckpointInfo, verb: str) -> None:
-        was, now = meta["graphconst"], self.setup.graphconst
-        rows = [
-            f"{name}: {was.get(name, {}).get('text', 'not there')} -> {now.get(name, {}).get('text', 'not there')}"
-            for name in dict.fromkeys([*was, *now])
-            if was.get(name, {}).get("digest") != now.get(name, {}).get("digest")
-        ]
-        if rows:
-            raise ProtectError(
-                f"the checkpoint cannot be {verb}: GraphConst fields differ from those it was trained with "
-                "(was -> now)",
-                *rows,
-                f"checkpoint: {info.path}",
-                "leave these fields as they were, or start a new run",
-                fields=[row.split(":")[0] for row in rows],
-            )
-
-
-def _named_run(e: Any, resume: Any, root: Path | None) -> RunDirectory | None:
-    """The run to continue: a run, its id, its path, or True for the newest of the experiment."""
-    if resume is None or resume is False or isinstance(resume, RunDirectory):
-        return resume or None
-    if resume is True or isinstance(resume, (str, Path)):
-        return find_run(root, experiment_name(type(e)), "latest" if resume is True else resume, ProtectError)
-    raise UsageError(f"resume takes a run, its id or path, or True for the newest one, not {resume!r}")
-
-
-def _named_weights(e: Any, weights: Any, root: Path | None) -> tuple[RunDirectory, CheckpointInfo] | None:
-    """``RUN``, ``RUN:best``, ``RUN:latest`` or ``RUN:EPOCH`` as a run and one of its checkpoints."""
-    if weights is None or weights == "fresh" or isinstance(weights, tuple):
-        return weights if isinstance(weights, tuple) else None
-    if not isinstance(weights, (str, Path)):
-        raise UsageError(f"weights takes a run, such as 'latest:best' or a path, not {weights!r}")
-    name, _, which = str(weights).rpartition(":") if ":" in str(weights) else (str(weights), "", "best")
-    run = find_run(root, experiment_name(type(e)), name, ProtectError)
-    policy = hook(type(e), "checkpointer")
-    checkpoints = Checkpoints(run.checkpoints_path, policy(e) if policy is not None else None)
-    return run, resolve_checkpoint(checkpoints, int(which) if which.isdigit() else which)[0]
-
-
-def _laid(row: list[Any] | None) -> str:
-    if row is None:
-        return "not there"
-    group, buffer, offset, shape = row
-    return f"group {group}, buffer {buffer} at {offset}, shape {tuple(shape)}"
-
-
-def _without_axes(leaf: Any) -> Any:
-    """A number instead of an array without axes, which stands for one."""
-    return leaf.item() if hasattr(leaf, "item") and np.ndim(leaf) == 0 else leaf
-
-
-def _kept(array: np.ndarray, spec: jax.ShapeDtypeStruct) -> np.ndarray | None:
-    """``array`` in the shape and dtype of ``spec``; None where that would lose more than precision."""
-    kind = _kind(spec.dtype)
-    if array.shape != spec.shape or _kind(array.dtype) not in {"b": "b", "f": "fi"}.get(kind, "i"):
-        return None
-    with np.errstate(over="ignore"):
-        cast = array.astype(spec.dtype)
-    whole = np.array_equal(np.isfinite(array), np.isfinite(cast)) if kind == "f" else (cast == array).all()
-    return cast if whole else None
-
-
-def _kind(dtype: Any) -> str:
-    """``b``, ``i`` or ``f`` for truth values, whole numbers and reals, those of jax's own dtypes too; else ``-``."""
-    kinds = {"b": np.bool_, "i": np.integer, "f": np.floating}
-    return next((kind for kind, of in kinds.items() if jax.numpy.issubdtype(dtype, of)), "-")
-
-
-def _resume_record(run: RunDirectory) -> tuple[Checkpoints, dict[str, Any], CheckpointInfo]:
-    checkpoints = Checkpoints(run.checkpoints_path)
-    info = checkpoints.latest()
-    if info is None:
-        raise ProtectError(
-            f"the run {run.path} has no checkpoint to resume from", "start a new run: leave --resume out"
-        )
-    return checkpoints, checkpoints.read_meta(info.step), info

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from nitro_cli.data.source import DataError
 from nitro_cli.optim.leaves import Leaves
-from nitro_cli.programs import evaluation, training
+from nitro_cli.programs import evaluation, manual, training
 from nitro_cli.programs.cache import Built, Program, program_cache
 from nitro_cli.programs.key import Request
 from nitro_cli.programs.recipe import Recipe
@@ -31,6 +33,14 @@ class Programs:
             ("gradient", _shapes(batch)),
             lambda: training.gradient_request(recipe, batch, content),
             lambda request: training.build_gradient(request, recipe, batch),
+        )
+
+    def step(self, batch: Shapes) -> Program:
+        recipe, content = self.recipe, self.model_content
+        return self._get(
+            ("step", _shapes(batch)),
+            lambda: manual.step_request(recipe, batch, content),
+            lambda request: manual.build_step(request, recipe, batch),
         )
 
     def update(self, optimizer: Leaves, columns: Sequence[str]) -> Program:
@@ -86,5 +96,17 @@ def as_inputs(batch: Mapping[str, Any], plan: Sequence[tuple[str, Any]]) -> list
     arrays = []
     for name, dtype in plan:
         array = batch[name]
-        arrays.append(array if array.dtype == dtype else array.astype(dtype))
+        arrays.append(array if array.dtype == dtype else _as_dtype(name, array, dtype))
     return arrays
+
+
+def _as_dtype(name: str, array: Any, dtype: Any) -> Any:
+    """``array`` in the dtype of the program. Whole numbers that do not fit would wrap without a word."""
+    cast = array.astype(dtype)
+    if array.dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise DataError(
+            f"field '{name}' is {array.dtype} and holds {array[cast != array].ravel()[0]}, which {dtype} cannot hold",
+            "jax computes with 32 bits unless jax_enable_x64 is set; make the numbers smaller, or floats",
+            field=name,
+        )
+    return cast

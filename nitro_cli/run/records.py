@@ -125,7 +125,7 @@ def _check_layout(n: Nitro, meta: dict[str, Any], info: CheckpointInfo) -> None:
             *rows[:6],
             *([f"and {len(rows) - 6} more"] if len(rows) > 6 else []),
             f"checkpoint: {info.path}",
-            "keep param_group, weight_decay and parameter_layout as they were; weights alone load into any layout",
+            "keep param_group, weight_decay, param_dtype and parameter_layout as they were; weights alone load into any layout",
         )
 
 
@@ -152,6 +152,7 @@ def load_weights(n: Nitro, run: RunDirectory, info: CheckpointInfo, w0: str) -> 
     checkpoints = Checkpoints(run.checkpoints_path)
     _check_graphconst(n, checkpoints.read_meta(info.step), info, "used")
     recipe = n.setup.recipe
+    n.loaded_step = info.step
     wanted = {"ps": template(recipe.params), "st": template(recipe.state)}
     averaged = "ema" in checkpoints.layout(info.step)
     if n.setup.knobs.evaluate_with_ema and not averaged:

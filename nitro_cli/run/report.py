@@ -77,7 +77,8 @@ class ScheduleRow:
 
 @dataclass
 class Report:
-    """Everything that was fixed when the handle was constructed."""
+    """Everything that was fixed when the handle was constructed. ``mode`` is "automatic", or "manual" for an experiment
+    that owns its step; its ``groups`` are then its optimizers."""
 
     title: str
     experiment: str
@@ -93,6 +94,7 @@ class Report:
     hooks: list[HookRow]
     devices: str
     notes: list[str] = field(default_factory=list)
+    mode: str = "automatic"
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; values of fields that JSON cannot say appear as their short text."""

@@ -14,27 +14,44 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro_cli.data.prefetch import prefetch_config
 from nitro_cli.data.routing import RESERVED, Route, route
-from nitro_cli.data.source import check_batch, check_source, describe, first_batch, infer_batch_size
+from nitro_cli.data.source import DataError, check_batch, check_source, describe, first_batch, infer_batch_size
 from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.content import check_graphconst, content_digest, short_value
 from nitro_cli.experiment.discovery import experiment_name
-from nitro_cli.experiment.hooks import ALL, CLASS_HOOKS, hook, knob, replace_fields, require_hooks
+from nitro_cli.experiment.hooks import (
+    ALL,
+    CLASS_HOOKS,
+    MANUAL,
+    REQUIRED,
+    hook,
+    knob,
+    owns_step,
+    replace_fields,
+    require_hooks,
+)
 from nitro_cli.experiment.presets import Resolved, Source
-from nitro_cli.experiment.sources import class_source, shown
+from nitro_cli.experiment.signatures import check_signatures
+from nitro_cli.experiment.sources import class_source
 from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
 from nitro_cli.models import model_content
+from nitro_cli.optim.bindings import Optimizers, bind_paths, manual_plan
 from nitro_cli.optim.layout import KINDS
 from nitro_cli.optim.leaves import Leaves
-from nitro_cli.optim.plan import Group, Plan, Settings, make_plan
-from nitro_cli.optim.schedules import Table, bind, mentions, parse
-from nitro_cli.optim.update import anchored_buffers, unused_hyperparameters
+from nitro_cli.optim.plan import Plan, Settings, make_plan
+from nitro_cli.optim.schedules import Bound, Table, bind, mentions, parse
+from nitro_cli.optim.update import anchored_buffers
 from nitro_cli.programs.fingerprint import atom
 from nitro_cli.programs.recipe import Recipe
 from nitro_cli.run.checkpoints import CheckpointPolicy
-from nitro_cli.run.report import GroupRow, HookRow, Report, ScheduleRow, SplitRow, field_rows
+from nitro_cli.run.manual_setup import (
+    check_evaluable,
+    check_knobs,
+    set_up_optimizers,
+)
+from nitro_cli.run.report import Report
+from nitro_cli.run.reporting import make_report
 from nitro_cli.suggest import listed, nearest
 
 
@@ -63,7 +80,8 @@ KNOBS = tuple(f.name for f in dataclass_fields(Knobs))
 @dataclass
 class Setup:
     """What set-up gives. ``params`` are the buffers of the layout, ``state`` and ``device`` the leaves of their trees,
-    ``anchors`` what the buffers that decay elsewhere than to zero decay to: arrays on the device."""
+    ``anchors`` what the buffers that decay elsewhere than to zero decay to: arrays on the device. ``opt_state`` are the
+    leaves of the optimizers of an experiment that owns its step; None in the automatic loop, which makes them later."""
 
     experiment: Any
     name: str
@@ -78,6 +96,7 @@ class Setup:
     model_content: Any
     params: list[jax.Array]
     state: list[jax.Array]
+    opt_state: list[Any] | None
     device: list[jax.Array]
     anchors: list[jax.Array]
     schedules: Table
@@ -90,13 +109,17 @@ class Setup:
 def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping[str, Any]) -> Setup:
     """Run set-up. Raises ExperimentError for anything that the experiment has wrong, before any compile."""
     cls = type(experiment)
-    require_hooks(cls)
     hooks = {name: found for name in ALL if name not in CLASS_HOOKS and (found := hook(cls, name)) is not None}
     sources = dict(resolved.sources) if resolved else {}
-    experiment, settings = _with_knobs(experiment, knobs, sources)
+    experiment, extra = _with_fields(experiment, knobs, sources)
+    manual = owns_step(experiment)
+    require_hooks(cls, MANUAL if manual else REQUIRED)
+    check_signatures(cls)
 
     splits = _splits(cls, hooks["build_data"](experiment, None) if data is None else data)
+    _check_ragged(splits)
     experiment = _derived(experiment, hooks, splits, sources)
+    settings = Knobs(**{name: extra.get(name, knob(experiment, name)) for name in KNOBS})
     for name in graphconst_fields(cls):
         check_graphconst(cls, name, getattr(experiment, name))
 
@@ -106,14 +129,27 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     _check_params(cls, params)
 
     residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
-    schema, widths, routes = _routes(cls, hooks, splits, residency)
+    schema, widths, routes = _routes(cls, hooks, splits, residency, manual)
     train = splits.get("train")
     if train is not None and len(train) % settings.accum:
         raise _indivisible(len(train), settings.accum)
-    declared = parse(hooks["schedules"](experiment), cls.__name__)
-    plan = make_plan(experiment, hooks, params, _plan_settings(settings), mentions(declared))
+    if manual and train is not None:
+        _check_accum(cls, settings.accum, routes["train_step"])
+    declared = parse(hooks["schedules"](experiment), cls.__name__, manual)
+    opt_state = optimizers = None
+    if manual:
+        check_evaluable(cls, hooks, splits)
+        check_knobs(settings)
+        opt_state, optimizers = set_up_optimizers(experiment, hooks, model, params_tree, state_tree)
+        plan = manual_plan(params, optimizers, _plan_settings(settings).layout)
+    else:
+        plan = make_plan(experiment, hooks, params, _plan_settings(settings), mentions(declared))
+    if settings.evaluate_with_ema and not plan.ema:
+        raise UsageError(
+            "evaluate_with_ema needs a moving average, and ema_decay is 0", "set ema_decay, for example to 0.999"
+        )
     total = settings.max_epochs * (len(train) // settings.accum) if train is not None else 0
-    schedules = _schedules(experiment, hooks, declared, plan, device_tree, total)
+    schedules = _schedules(experiment, hooks, declared, plan, optimizers, device_tree, total)
     buffers = plan.layout.pack(jax.tree.leaves(params_tree))
     if residency["train_metrics"] == "host" and "train_metrics" in routes and routes["train_metrics"].rng:
         raise ExperimentError(
@@ -134,8 +170,9 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         accum=settings.accum,
         compute_dtype=settings.compute_dtype,
         fields={name: _decided(getattr(experiment, name)) for name in graphconst_fields(cls)},
+        optimizers=optimizers,
     )
-    policy = hooks["checkpointer"](experiment)
+    policy = _policy(cls, hooks["checkpointer"], experiment)
     if policy is not None and not isinstance(policy, CheckpointPolicy):
         raise ExperimentError(
             f"{cls.__name__}.checkpointer returns {type(policy).__name__}, not a CheckpointPolicy",
@@ -150,11 +187,12 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         splits=splits,
         schema=schema,
         train_width=widths.get("train"),
-        eval_width=max(widths.values()),
+        eval_width=max(widths.values(), default=0),
         recipe=recipe,
         model_content=model_content(model),
         params=[placed(buffer) for buffer in buffers],
         state=jax.tree.leaves(state_tree),
+        opt_state=jax.tree.leaves(opt_state) if manual else None,
         device=jax.tree.leaves(device_tree),
         anchors=_anchors(plan, params, buffers),
         schedules=schedules,
@@ -166,7 +204,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         },
         report=None,  # type: ignore[arg-type]  # filled in below, from the rest
     )
-    setup.report = _report(setup, resolved)
+    setup.report = make_report(setup, resolved)
     return setup
 
 
@@ -186,7 +224,8 @@ def device_value(value: Any) -> Any:
     return jax.tree.map(placed, value)
 
 
-def _with_knobs(experiment: Any, given: Mapping[str, Any], sources: dict[str, Source]) -> tuple[Any, Knobs]:
+def _with_fields(experiment: Any, given: Mapping[str, Any], sources: dict[str, Source]) -> tuple[Any, dict[str, Any]]:
+    """The experiment with the fields that ``Nitro`` was given, and those knobs that it has no field for."""
     cls = type(experiment)
     metadata = config_metadata(cls)
     unknown = [name for name in given if name not in metadata and name not in KNOBS]
@@ -201,8 +240,32 @@ def _with_knobs(experiment: Any, given: Mapping[str, Any], sources: dict[str, So
         for name in changes:
             sources[name] = Source("python", "Nitro keyword", (("before", getattr(experiment, name)),))
         experiment = replace_fields(experiment, **changes)
-    extra = {name: value for name, value in given.items() if name not in metadata}
-    return experiment, Knobs(**{name: extra.get(name, knob(experiment, name)) for name in KNOBS})
+    return experiment, {name: value for name, value in given.items() if name not in metadata}
+
+
+def _check_ragged(splits: Mapping[str, Any]) -> None:
+    """A training split whose last batch is shorter is known at once where the loader tells its rows."""
+    if "train" not in splits:
+        return
+    info = describe(splits["train"])
+    if info.rows is None or not info.batch_size or info.dropped:
+        return
+    last = info.rows % info.batch_size
+    if last and info.rows > info.batch_size:
+        raise DataError(
+            f"the last batch of 'train' would have {last} rows, the others {info.batch_size}: a program takes one size",
+            f"fix: drop it (ArrayLoader(..., drop_last=True)), or take a batch_size that divides {info.rows} rows",
+            split="train",
+        )
+
+
+def _policy(cls: type, function: Callable[..., Any], experiment: Any) -> Any:
+    try:
+        return function(experiment)
+    except UsageError as error:
+        raise ExperimentError(
+            f"{cls.__name__}.checkpointer: {error.problems[0].what}", place=class_source(cls).place("checkpointer")
+        ) from error
 
 
 def _splits(cls: type, data: Any) -> dict[str, Any]:
@@ -258,23 +321,29 @@ def seed_words(seed: int) -> np.ndarray:
 def _plan_settings(knobs: Knobs) -> Settings:
     if knobs.parameter_layout not in KINDS:
         raise ExperimentError(f"parameter_layout is {knobs.parameter_layout!r}; it is one of {', '.join(KINDS)}")
-    if knobs.evaluate_with_ema and not knobs.ema_decay:
-        raise ExperimentError(
-            "evaluate_with_ema needs a moving average, and ema_decay is 0", "set ema_decay, for example to 0.999"
-        )
     return Settings(
         knobs.learning_rate, knobs.weight_decay, knobs.gradient_clip_norm, knobs.ema_decay, knobs.parameter_layout
     )
 
 
 def _schedules(
-    experiment: Any, hooks: Mapping[str, Any], declared: Any, plan: Plan, device_tree: Mapping[str, Any], total: int
+    experiment: Any,
+    hooks: Mapping[str, Any],
+    declared: Any,
+    plan: Plan,
+    optimizers: Optimizers | None,
+    device_tree: Mapping[str, Any],
+    total: int,
 ) -> Table:
     cls = type(experiment)
     specs = {name: _leaf_spec(value) for name, value in device_tree.items()}
     specs = {name: spec for name, spec in specs.items() if spec is not None}
     own_decay = hooks["group_weight_decay"] is not Experiment.group_weight_decay
-    bound = bind(declared, plan, specs, total, cls.__name__, own_decay) if total else []
+    bound: list[Bound] = []
+    if total and optimizers is not None:
+        bound = bind_paths(declared, optimizers, specs, total, cls.__name__)
+    elif total:
+        bound = bind(declared, plan, specs, total, cls.__name__, own_decay)
     return Table(bound, plan, specs, total, cls.__name__)
 
 
@@ -357,25 +426,36 @@ def _check_params(cls: type, params: Leaves) -> None:
 
 
 def _routes(
-    cls: type, hooks: Mapping[str, Callable[..., Any]], splits: Mapping[str, Any], residency: Mapping[str, str]
+    cls: type,
+    hooks: Mapping[str, Callable[..., Any]],
+    splits: Mapping[str, Any],
+    residency: Mapping[str, str],
+    manual: bool,
 ) -> tuple[dict[str, dict[str, jax.ShapeDtypeStruct]], dict[str, int], dict[str, Route]]:
     """Per split the shapes of its first batch and its width, and per hook the fields that it receives. Fields that
-    only a hook on the host takes never travel, so they may be anything: texts, for example."""
+    only a hook on the host takes never travel, so they may be anything: texts, for example.
+
+    An experiment that owns its step is trained on what ``train_step`` takes and evaluated on what ``forward`` takes, so
+    its splits may have different fields."""
     reference = "train" if "train" in splits else next(iter(splits))
     first = {split: first_batch(split, source) for split, source in splits.items()}
-    names = tuple(first[reference])
     routes = {
-        name: route(cls, name, hooks[name], names, reference, positional)
-        for name, positional in (("forward", 3), ("loss", 1), ("metrics", 1), ("train_metrics", 1))
-        if name in hooks
+        name: route(cls, name, hooks[name], tuple(first[split]), split, positional)
+        for name, positional, split in _routed(hooks, splits, reference, residency, manual)
     }
-    traced = [r for name, r in routes.items() if residency.get(name) != "host"]
-    used = tuple(dict.fromkeys(f for r in traced for f in r.fields if f not in RESERVED))
     schema, widths = {}, {}
     for split, batch in first.items():
+        stepped = manual and split == "train"
+        evaluating = [name for name in routes if name != "train_step"]
+        traced = [routes[n] for n in (["train_step"] if stepped else evaluating) if residency.get(n) != "host"]
+        used = tuple(dict.fromkeys(f for r in traced for f in r.fields if f not in RESERVED))
         present = [name for name in used if name in batch]
-        forward = routes["forward"]
-        lacking = [name for name in forward.fields if name not in batch and name not in forward.optional]
+        forward = None if stepped else routes.get("forward")
+        if forward is None and not stepped:  # an experiment that only trains
+            schema[split] = {name: _spec(batch[name]) for name in batch}
+            continue
+        needed = forward.fields if forward is not None else ()
+        lacking = [name for name in needed if forward and name not in batch and name not in forward.optional]
         if lacking:
             raise ExperimentError(
                 f"split '{split}' has no field '{lacking[0]}', which {cls.__name__}.forward takes",
@@ -385,6 +465,34 @@ def _routes(
         widths[split] = infer_batch_size(split, batch, present)
         schema[split] = {name: _spec(batch[name]) for name in batch}
     return schema, widths, routes
+
+
+def _routed(
+    hooks: Mapping[str, Any], splits: Mapping[str, Any], reference: str, residency: Mapping[str, str], manual: bool
+) -> list[tuple[str, int, str]]:
+    """The hooks that take batch fields: name, arguments by position, and the split whose fields they may name."""
+    evaluated, names = reference, ["forward", "loss", "metrics", "train_metrics"]
+    if manual:
+        evaluated = "val" if "val" in splits else next((split for split in splits if split != "train"), reference)
+        names = ["forward", "loss" if "metrics" not in hooks else "metrics"]
+        names += ["train_metrics"] if residency["train_metrics"] == "host" else []
+    taken = [
+        (name, 3 if name == "forward" else 1, reference if name == "train_metrics" else evaluated) for name in names
+    ]
+    step = [("train_step", 4, "train")] if manual and "train" in splits else []
+    return [*step, *(row for row in taken if row[0] in hooks)]
+
+
+def _check_accum(cls: type, accum: int, step: Route) -> None:
+    if accum == 1 or step.accum:
+        return
+    raise ExperimentError(
+        f"accum is {accum}, and {cls.__name__}.train_step does not say that it takes groups of batches",
+        f"declare the keyword: def train_step(self, model, ps, opt_state, st, *, {', '.join([*step.fields, 'accum'])})",
+        "fields and rng then have the micro-batches of a group stacked on a leading axis (of 1 for accum=1), and the "
+        "step averages over it",
+        place=class_source(cls).place("train_step"),
+    )
 
 
 def _spec(array: Any) -> Any:
@@ -405,10 +513,10 @@ def _residency(cls: type, hooks: Mapping[str, Callable[..., Any]], experiment: A
     return value
 
 
-def _indivisible(batches: int, accum: int) -> ExperimentError:
+def _indivisible(batches: int, accum: int) -> UsageError:
     lower = batches - batches % accum
     workable = [n for n in (lower, lower + accum) if n]
-    return ExperimentError(
+    return UsageError(
         f"the train split has {batches} batches, which accum={accum} does not divide",
         "a step never spans two epochs; every batch must belong to a full group",
         f"workable numbers of batches: {' or '.join(map(str, workable))}; or set accum to a divisor of {batches}",
@@ -422,97 +530,3 @@ def _decided(value: Any) -> str:
         return text
     plain = isinstance(value, (list, tuple)) and all(atom(part) for part in value) and len(repr(value)) <= 60
     return f"{type(value).__name__} {value!r}" if plain else f"{short_value(value)} {content_digest(value)}"
-
-
-def _report(setup: Setup, resolved: Resolved | None) -> Report:
-    cls, recipe = type(setup.experiment), setup.recipe
-    train = setup.splits.get("train")
-    total = setup.knobs.max_epochs * (len(train) // setup.knobs.accum) if train is not None else 0
-    path = class_source(cls).path
-    hooks = [HookRow(name, found.fields, recipe.residency.get(name)) for name, found in recipe.routes.items()]
-    sizes = [int(np.prod(spec.shape)) for spec in recipe.params.specs]
-    return Report(
-        title=f"{setup.name}:{cls.__name__}",
-        experiment=setup.name,
-        preset=setup.preset,
-        path=shown(path) if path else None,
-        fields=field_rows(setup.experiment, config_metadata(cls), setup.sources),
-        run={
-            "seed": setup.knobs.seed,
-            "accum": setup.knobs.accum,
-            "max_epochs": setup.knobs.max_epochs,
-            "total_steps": total,
-            "gradient_clip_norm": setup.knobs.gradient_clip_norm,
-            "run_dir": str(setup.knobs.run_dir) if setup.knobs.run_dir else None,
-        },
-        splits=[_split_row(setup, split) for split in setup.splits],
-        model={"parameters": sum(sizes), "leaves": len(sizes), "state_leaves": len(recipe.state.specs)},
-        optimizer=_optimizer_facts(setup),
-        groups=[_group_row(setup, group) for group in recipe.plan.groups],
-        schedules=_schedule_rows(setup.schedules),
-        hooks=hooks,
-        devices=f"{jax.default_backend()} x 1 | jax {jax.__version__}",
-        notes=[*(resolved.notes if resolved else ()), *_unused(recipe.plan)],
-    )
-
-
-def _optimizer_facts(setup: Setup) -> dict[str, Any]:
-    """The rule of the first group, and what concerns all of them."""
-    plan, first = setup.recipe.plan, setup.recipe.plan.groups[0]
-    layout = plan.layout
-    return {
-        "rule": first.rule.name,
-        "learning_rate": setup.knobs.learning_rate,
-        "hyperparameters": {k: v for k, v in first.rule.hyperparameters.items() if k != "learning_rate"},
-        "fixed": {k: short_value(v) for k, v in first.rule.fixed.items()},
-        "gradient_clip_norm": setup.knobs.gradient_clip_norm if plan.clip else None,
-        "ema_decay": setup.knobs.ema_decay if plan.ema else None,
-        "compute_dtype": setup.knobs.compute_dtype,
-        "buffers": len(layout.buffers),
-        "layout": setup.knobs.parameter_layout,
-    }
-
-
-def _group_row(setup: Setup, group: Group) -> GroupRow:
-    specs = [setup.recipe.params.specs[i] for i in group.leaves]
-    decay = group.rule.hyperparameters.get("weight_decay", group.weight_decay if group.decays else 0.0)
-    return GroupRow(
-        group=group.name,
-        rule=group.rule.name,
-        learning_rate=setup.knobs.learning_rate * group.ratio,
-        ratio=group.ratio,
-        weight_decay=decay,
-        anchor=group.anchor if isinstance(group.anchor, str) else "an array tree",
-        hyperparameters={k: v for k, v in group.rule.hyperparameters.items() if k != "learning_rate"},
-        fixed={k: short_value(v) for k, v in group.rule.fixed.items()},
-        parameters=sum(int(np.prod(spec.shape)) for spec in specs),
-        leaves=len(specs),
-        joined=group.elementwise,
-    )
-
-
-def _schedule_rows(schedules: Table) -> list[ScheduleRow]:
-    return [ScheduleRow(b.key, b.target, "schedules(self)", b.constant) for b in schedules.bound]
-
-
-def _unused(plan: Plan) -> list[str]:
-    """Settings of the optimizer that have no effect, said rather than left to be found out."""
-    notes = []
-    for group in plan.groups:
-        if group.decays and all(plan.no_decay[i] for i in group.leaves):
-            notes.append(f"group '{group.name}': weight decay has no effect, for no_decay excludes every leaf of it")
-        if not group.decays and not group.rule.whole and group.anchor != "zero":
-            notes.append(f"group '{group.name}': the decay anchor has no effect, for its weight decay is 0")
-        for name in unused_hyperparameters(plan, group):
-            notes.append(f"group '{group.name}': optimizer(self, group, hp) does not use hp.{name}")
-    return notes
-
-
-def _split_row(setup: Setup, split: str) -> SplitRow:
-    source = setup.splits[split]
-    info, config = describe(source), prefetch_config(source)
-    padded = None
-    if info.rows is not None and split != "train":
-        padded = info.batches * setup.eval_width - (info.rows - (info.dropped or 0))
-    text = config["path"] if not config["workers"] else f"{config['path']}, {config['workers']} workers"
-    return SplitRow(split, info.rows, info.batches, info.batch_size, info.dropped, padded or None, text)

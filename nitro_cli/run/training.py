@@ -16,7 +16,9 @@ from nitro_cli.programs.cache import cache_entries, cache_stats
 from nitro_cli.run.checkpoints import Checkpoints
 from nitro_cli.run.directory import RunDirectory, create_run, facts
 from nitro_cli.run.evaluating import evaluate_split
-from nitro_cli.run.loop import EpochLoop
+from nitro_cli.run.loop import AutomaticLoop, EpochLoop
+from nitro_cli.run.manual_loop import ManualLoop
+from nitro_cli.run.records import anchor_digest
 from nitro_cli.run.stop import StopSignals
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Training:
 
     def __init__(self, nitro: Nitro) -> None:
         self.nitro = nitro
-        self.signals = StopSignals()
+        self.signals = StopSignals(lambda number: nitro.notify("stopping", signal=number))
         self.compile_seconds = 0.0
         self.started = time.perf_counter()
         self.stats_before = cache_stats()
@@ -135,7 +137,7 @@ class Training:
                 message=f"nothing to train: {n.state.epoch} epochs are done, max_epochs is {n.setup.knobs.max_epochs}",
             )
             return "finished"
-        loop = EpochLoop(n, self.log.write_many, self._stopping)
+        loop = (ManualLoop if n.setup.recipe.manual else AutomaticLoop)(n, self.log.write_many, self._stopping)
         while n.state.epoch < n.setup.knobs.max_epochs:
             began, step = time.perf_counter(), n.state.step
             complete = loop.run()
@@ -213,7 +215,7 @@ class Training:
                 f"metrics: {', '.join(metrics) or 'none, for there is no val split'}",
                 "change the metric in checkpointer(self), or return it from metrics(self, ...)",
             )
-        if metrics and self.nitro.state.epoch == 0:
+        if "val" in self.nitro.setup.splits and self.nitro.state.epoch == 0:
             self.nitro.notify(
                 "warning",
                 message=f"no metric is called '{policy.metric}', so no checkpoint is best and the newest are kept; "
@@ -242,6 +244,8 @@ class Training:
             "counters": state.counters(),
             "graphconst": n.setup.graphconst,
             "layout": n.setup.recipe.plan.layout.table(),
+            "anchors": anchor_digest(n),
+            "hyperparameters": n.hyperparameters,
             "preset": n.setup.preset,
             "run": self.record.id,
         }
