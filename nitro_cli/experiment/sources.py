@@ -6,11 +6,14 @@ import ast
 import inspect
 import linecache
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nitro_cli.errors import Place
+
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def source_of(module: str, qualname: str, first: int | None = None) -> ClassSour
     if path is None:
         return ClassSource()
     try:
-        tree = ast.parse("".join(linecache.getlines(path)))
+        tree = parsed("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError):
         return ClassSource(path)
     nodes = list(_find(tree, [part for part in qualname.split(".") if part != "<locals>"]))
@@ -60,6 +63,12 @@ def source_of(module: str, qualname: str, first: int | None = None) -> ClassSour
         return ClassSource(path)
     node = next((n for n in nodes if n.lineno == first), nodes[-1])
     return ClassSource(path, node.lineno, dict(_members(node)))
+
+
+def parsed(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
+    """``ast.parse``, one thread at a time: CPython 3.11 fails with a SystemError where two parse at once."""
+    with _parsing:
+        return ast.parse(text, filename)
 
 
 def defined_at(module: str, qualname: str) -> ClassSource:
