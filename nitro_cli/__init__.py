@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nitro_cli.data.prefetch import NoPrefetch, Prefetch
     from nitro_cli.errors import NitroError
     from nitro_cli.experiment.base import Experiment
+    from nitro_cli.experiment.hooks import default_no_decay
     from nitro_cli.experiment.markers import NO_DEFAULT, Device, GraphConst, Host
     from nitro_cli.experiment.presets import from_preset
     from nitro_cli.experiment.traits import config_metadata, device_fields, host_fields
@@ -31,6 +32,7 @@ _HOMES = {
     "Prefetch": "data.prefetch",
     "NitroError": "errors",
     "Experiment": "experiment.base",
+    "default_no_decay": "experiment.hooks",
     "NO_DEFAULT": "experiment.markers",
     "Device": "experiment.markers",
     "GraphConst": "experiment.markers",
@@ -74,6 +76,7 @@ __all__ = [
     "cache_stats",
     "compile_view",
     "config_metadata",
+    "default_no_decay",
     "device_fields",
     "from_preset",
     "host_fields",
