@@ -187,12 +187,16 @@ def check_words(parsed: Parsed, word: str | None, options: Iterable[Option]) -> 
     extra = list(parsed.words)
     if word in extra:
         extra.remove(word)
+    options = list(options)
     names = [option.name for option in options]
+    bare = [o for o in options if o.kind == "maybe" and parsed.values.get(o.key) == o.bare]
     for found in extra:
         head, equals, value = found.partition("=")
         close = nearest(head, names) if equals else []
         label = f"did you mean {close[0]} {shlex.quote(value)}?" if close else ""
-        if not label and (found[:1].isdigit() or _NEGATIVE.match(found)):
+        if not label and bare:
+            label = f"did you mean {bare[0].name}={shlex.quote(found)}?"
+        elif not label and (found[:1].isdigit() or _NEGATIVE.match(found)):
             label = "lists are written [1,2,3] or 1,2,3, without spaces"
         notes = (f"the experiment is {word!r}",) if word and not label else ()
         parsed.problems.append(Problem(f"unexpected word {found!r}", label=label, notes=notes, facts={"word": found}))

@@ -6,6 +6,7 @@ in colour or not, and keeps the one live line out of the way of the others.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -54,6 +55,7 @@ class Output:
         self.broken = False
         self._live = ""
         self._log: TextIO | None = None
+        self._log_lost = False
         self._pending: list[str] = []
 
     def width(self) -> int:
@@ -125,16 +127,18 @@ class Output:
     def log(self, line: str) -> None:
         """A plain line for console.log; kept until the run has a directory."""
         text = f"{datetime.now():%H:%M:%S} {plain(line)}\n"
-        if self._log is None:
+        if self._log is not None:
+            self._to_log(text)
+        elif not self._log_lost:
             self._pending.append(text)
-        else:
-            self._log.write(text)
-            self._log.flush()
 
     def open_log(self, path: Path) -> None:
-        self._log = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        self._log.writelines(self._pending)
-        self._log.flush()
+        try:
+            self._log = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            self._lose_log(error)
+        else:
+            self._to_log("".join(self._pending))
         self._pending.clear()
 
     def close(self) -> None:
@@ -143,8 +147,27 @@ class Output:
             self._log.close()
             self._log = None
 
+    def _to_log(self, text: str) -> None:
+        assert self._log is not None
+        try:
+            self._log.write(text)
+            self._log.flush()
+        except OSError as error:
+            self._lose_log(error)
+
+    def _lose_log(self, error: OSError) -> None:
+        """The copy is a convenience: a full disk ends a run where the run's own files fail, and that must be told."""
+        lost, self._log, self._log_lost = self._log, None, True
+        if lost is not None:
+            with contextlib.suppress(OSError):
+                lost.close()
+        self.warn(f"console.log is no longer written: {error.strerror or error}")
+
     def _write(self, stream: TextIO, text: str) -> None:
-        """Write now. A reader that has gone away ends the command the way Ctrl-C does, once."""
+        """Write now. A reader that has gone away ends the command the way Ctrl-C does, once.
+
+        Where stderr cannot be written (a log file on a full disk), the command goes on without it.
+        """
         if self.broken:
             return
         try:
@@ -154,6 +177,10 @@ class Output:
             self.broken = True
             silence(stream)
             signal.raise_signal(signal.SIGINT)
+        except OSError:
+            if stream is not self.stderr:
+                raise
+            silence(stream)
 
 
 def silence(stream: TextIO) -> None:

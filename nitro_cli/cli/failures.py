@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import linecache
 import sysconfig
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,18 @@ def _nitro_text(error: NitroError) -> str:
     if frames and len(problems) == 1 and problems[0].place is None:
         only = problems[0]
         problems = [Problem(only.what, _place(frames[-1]), only.label, only.notes, only.facts)]
-    return "\n".join(f"error: {problem.render()}" for problem in problems)
+    return "\n".join(f"error: {replace(problem, place=_shown(problem.place)).render()}" for problem in problems)
+
+
+def _shown(place: Place | None) -> Place | None:
+    """A place as the user would type it from here, with its line of code."""
+    if place is None:
+        return None
+    text = place.text
+    if text is None and place.line is not None and place.column is None:
+        line = linecache.getline(str(place.path), place.line).strip()
+        text = f"    {line}" if line else None
+    return replace(place, path=relative(place.path), text=text)
 
 
 def _nitro_facts(error: NitroError) -> dict[str, Any]:

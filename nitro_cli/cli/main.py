@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: Sequence[str]) -> int:
     """Run one command and return its exit code. Raises nothing."""
     argv = list(argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it (>&-); what is opened next must not take its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - lives as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a screen that cannot show a letter must not end a run
@@ -83,6 +86,13 @@ def _set_logging(verbose: int) -> None:
         logging.getLogger(name).setLevel(logging.INFO if verbose > 1 else logging.WARNING)
     if verbose > 1:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    else:
+        logging.getLogger("absl").addFilter(_worth_telling)
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Orbax warns of each save without a metric; for a run without a val split that is every one."""
+    return "did not provide metrics" not in record.getMessage()
 
 
 def _dispatch(argv: list[str], output: Output) -> int:

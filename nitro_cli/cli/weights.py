@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def prepare(session: Session) -> Prepared:
         base = load_run_config(run.config_path)
     resolved = session.configure(base)
     view.banner(session.found.qualname, resolved.preset)
-    weights, facts = _weights(resolved.experiment, run, checkpoint, view)
+    weights, facts = _weights(resolved.experiment, session.found.name, run, checkpoint, view)
     if run is not None:
         view.changes(changed_fields(session, base, resolved.experiment), "changed since the run")
 
@@ -83,14 +83,24 @@ def _run_folder(path: Path) -> Path:
     return path
 
 
-def _weights(e: Any, run: Any, checkpoint: str, view: View) -> tuple[Any, dict[str, Any]]:
+def _weights(e: Any, name: str, run: Any, checkpoint: str, view: View) -> tuple[Any, dict[str, Any]]:
     if run is None:
         view.note("weights: newly initialised, not trained")
         return "fresh", {"run": None, "checkpoint": None, "why": "fresh"}
     from nitro_cli.run.checkpoints import Checkpoints, resolve_checkpoint
 
     with Checkpoints(run.checkpoints_path, _policy(e)) as checkpoints:
-        info, why = resolve_checkpoint(checkpoints, checkpoint)
+        try:
+            info, why = resolve_checkpoint(checkpoints, checkpoint)
+        except UsageError as error:
+            if checkpoints.steps():
+                raise
+            only = error.problems[0]
+            notes = (
+                f"go on with it: nitro train {name} --resume={relative(run.path)}",
+                "or take another run: --run RUN",
+            )
+            raise UsageError([replace(only, notes=(*only.notes, *notes))]) from None
         for skipped in checkpoints.skipped:
             view.observe("warning", {"message": f"skipped {relative(skipped.path)}: {skipped.reason}"})
     view.note(f"weights: {relative(info.path)} of run {run.id}: {why}")

@@ -129,6 +129,9 @@ def _new_folder(parent: Path, preset: str | None) -> RunDirectory:
 def _take_folder(run: RunDirectory, force: bool) -> None:
     try:
         if run.path.is_dir() and any(run.path.iterdir()):
+            if Path.cwd().is_relative_to(run.path.resolve()):
+                what = f"the run folder {run.path} is the folder that you stand in, or one above it, and not empty"
+                raise ProtectError(what, "choose another --run-dir", path=str(run.path))
             if not force:
                 raise _in_use(run)
             _move_aside(run.path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from nitro_cli.cli.console import Output, Stray, paint, plain
+from nitro_cli.cli.console import Output, Stray, paint, plain, silence
 from nitro_cli.cli.progress import live_line
 from nitro_cli.cli.render import number, table
 
@@ -160,3 +162,30 @@ def test_a_table_drops_columns_and_cuts_nothing(width, snapshot):
 )
 def test_numbers(value, text):
     assert number(value) == text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_that_cannot_be_written_is_given_up_with_one_warning(tmp_path):
+    out, err = io.StringIO(), io.StringIO()
+    output = Output({}, out, err, {})
+    output.log("before")
+    (tmp_path / "console.log").symlink_to("/dev/full")
+    output.open_log(tmp_path / "console.log")
+    output.log("after")
+    output.fail("error: the disk is full")
+    output.close()
+    assert err.getvalue().count("console.log is no longer written: No space left on device") == 1
+    assert "error: the disk is full" in err.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_stderr_that_cannot_be_written_ends_nothing_and_stdout_does():
+    with open("/dev/full", "w") as full:
+        output = Output({}, io.StringIO(), full, {})
+        output.say("a line")
+        output.say("another")
+    with open("/dev/full", "w") as results:
+        output = Output({}, results, io.StringIO(), {})
+        with pytest.raises(OSError, match="No space"):
+            output.result("an answer")
+        silence(results)

@@ -121,6 +121,12 @@ def test_an_error_of_nitro_inside_a_hook_gets_the_hooks_line(folder):
     assert "--> experiments/reads.py:2" in text
 
 
+def test_a_place_is_relative_and_shows_its_line(folder):
+    path = write(folder, "experiments/places.py", "def loss(self):\n    pass\n")
+    _, text, _ = describe(ExperimentError("loss returned None", place=Place(path, 1)))
+    assert text == "error: loss returned None\n  --> experiments/places.py:1\n   |\n 1 |     def loss(self):"
+
+
 def test_a_full_disk_is_no_fault_of_nitro():
     code, text, _ = describe(OSError(errno.ENOSPC, "No space left on device", "/data/metrics.jsonl"))
     assert (code, text) == (5, "error: No space left on device: /data/metrics.jsonl")

@@ -8,10 +8,12 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import nitro_cli
 from nitro_cli.cli.console import plain
 
 from .conftest import MYEXP, spawn, write
@@ -179,3 +181,12 @@ def test_no_color_on_a_real_terminal_has_no_escape_at_all(tmp_path):
     assert code == 0, drawn
     assert "\x1b" not in drawn
     assert "\repoch " in drawn
+
+
+def test_closed_streams_are_no_error(slow):
+    """``nitro ... >&- 2>&-``, as some schedulers start programs."""
+    command = f"{sys.executable} -m nitro_cli list"
+    env = {**os.environ, "PYTHONPATH": str(Path(nitro_cli.__file__).parents[1])}
+    for redirection in (">&-", "2>&-", ">&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f"{command} {redirection}"], cwd=slow, env=env, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b""), redirection

@@ -412,3 +412,39 @@ def test_a_dataclass_with_postponed_annotations_and_a_relative_import_trains(fol
     result = nitro("train", "plainclass", "--scale", "3")
     assert result.code == 0, result.err
     assert "config scale=3.0 source=--scale" in result.err
+
+
+def test_resume_with_a_run_directory_goes_on_there_and_nowhere_else(folder, nitro):
+    write(folder, "experiments/myexp.py", MYEXP)
+    mine = ["train", "myexp", "--run-dir", "out/x", "-q"]
+    assert nitro(*mine, "--max-epochs", "1").code == 0
+    assert nitro("train", "myexp", "--max-epochs", "1", "-q").code == 0  # newer, below runs/
+    resumed = nitro(*mine, "--resume", "--max-epochs", "2")
+    assert (resumed.code, resumed.out) == (0, "out/x\n")
+    nothing = nitro("train", "myexp", "--run-dir", "out/y", "--resume")
+    assert nothing.code == 4
+    assert "out/y" in nothing.err
+    other = nitro("train", "myexp", "--run-dir", "out/y", "--resume=out/x")
+    assert other.code == 2
+    assert "leave out --run-dir" in other.err
+    assert nitro("train", "myexp", "--run-dir", "out/x", "--resume=out/x", "--max-epochs", "2").code == 0
+    both = nitro(*mine, "--resume", "--force")
+    assert both.code == 2
+    assert "keep one of them" in both.err
+    assert not (folder / "out/y").exists()
+
+
+def test_a_run_after_a_space_is_told_how_it_is_written(folder, nitro):
+    write(folder, "experiments/myexp.py", MYEXP)
+    result = nitro("train", "myexp", "--resume", "20261130")
+    assert result.code == 2
+    assert "did you mean --resume=20261130?" in result.err
+
+
+def test_a_run_without_a_checkpoint_says_how_to_go_on(folder, nitro):
+    write(folder, "experiments/myexp.py", MYEXP)
+    assert nitro("train", "myexp", "--max-epochs", "0", "--run-dir", "out/x").code == 0
+    result = nitro("validate", "myexp", "--run", "out/x")
+    assert result.code == 2
+    assert "nitro train myexp --resume=out/x" in result.err
+    assert "--run RUN" in result.err

@@ -89,6 +89,19 @@ def test_force_moves_the_old_contents_aside(tmp_path):
     assert written == ["one", "two", "three"]
 
 
+def test_force_never_moves_the_folder_one_stands_in(tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    (project / "experiments").mkdir(parents=True)
+    monkeypatch.chdir(project / "experiments")
+    for run_dir in (project, project / "experiments", project / ".." / "project"):
+        for force in (True, False):
+            (project / "experiments" / "myexp.py").touch()
+            with pytest.raises(ProtectError, match="the folder that you stand in") as caught:
+                create_run(tmp_path, "myexp", None, run_dir, force=force)
+            assert "--force" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["project"]
+
+
 def test_an_empty_folder_is_taken_once_by_many(tmp_path, monkeypatch):
     (tmp_path / "x").mkdir()
     outcomes: list[str] = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from nitro_cli.cli.failures import relative
 from nitro_cli.cli.session import Session, changed_fields
 from nitro_cli.cli.views import View
-from nitro_cli.errors import ProtectError
+from nitro_cli.errors import ProtectError, UsageError
 
 
 def run(session: Session) -> int:
@@ -49,9 +50,28 @@ def _resumed_run(session: Session) -> Any:
     ref = session.value("resume")
     if ref is None:
         return None
-    from nitro_cli.run.directory import find_run
+    session.check()
+    if session.value("force"):
+        raise UsageError("--resume goes on with a run, and --force starts one anew", "keep one of them")
+    from nitro_cli.run.directory import find_run, open_run
 
-    return find_run(None, session.found.name, ref, error=ProtectError)
+    if ref == "latest" and (folder := _run_dir(session)) is not None:
+        return open_run(folder, error=ProtectError)
+    run, given = find_run(None, session.found.name, ref, error=ProtectError), session.value("field_run_dir")
+    if given and Path(given).resolve() != run.path.resolve():
+        raise UsageError(
+            f"--resume={ref} goes on in {relative(run.path)}, and --run-dir names another folder: {given}",
+            "leave out --run-dir",
+        )
+    return run
+
+
+def _run_dir(session: Session) -> Path | None:
+    """The folder that the configuration names for the run, if it names one."""
+    try:
+        return getattr(session.configure().experiment, "run_dir", None)
+    except UsageError:
+        return None  # told when the run's own configuration is known as well
 
 
 def _configuration_of(run: Any) -> dict[str, Any]:
