@@ -121,8 +121,12 @@ def _place(frame: traceback.FrameSummary) -> Place:
 def _user_problem(error: BaseException, frames: list[traceback.FrameSummary]) -> Problem:
     last = frames[-1]
     notes = [f"in {last.name}"]
-    for frame in reversed(frames[:-1][-_MAX_FRAMES:]):
-        notes.append(f"called from {relative(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}")
+    outer = [
+        f"called from {relative(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
+        for frame in reversed(frames[:-1])
+    ]
+    told = list(dict.fromkeys(outer))[:_MAX_FRAMES]  # a recursion repeats itself
+    notes += [f"{line} ({outer.count(line)} times)" if outer.count(line) > 1 else line for line in told]
     cause, seen = error.__cause__ or error.__context__, {id(error)}
     while cause is not None and id(cause) not in seen and len(seen) < 4:
         seen.add(id(cause))

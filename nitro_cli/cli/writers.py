@@ -85,7 +85,10 @@ def columns_of(outputs: Any) -> Columns:
         array = np.asarray(leaf)
         columns[".".join(parts)] = array.astype(np.float32) if array.dtype.kind == "V" else array
     if "index" in columns:
-        raise ExperimentError("an output is called 'index', the name of the column with the row numbers")
+        raise ExperimentError(
+            "an output is called 'index', the name of the column with the row numbers",
+            "give it another name in forward",
+        )
     if not columns:
         raise ExperimentError("forward returns no arrays: there is nothing to write")
     return columns

@@ -123,7 +123,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     for name in graphconst_fields(cls):
         check_graphconst(cls, name, getattr(experiment, name))
 
-    device_tree = {name: device_value(getattr(experiment, name)) for name in device_fields(cls)}
+    device_tree = {name: _device_field(experiment, name) for name in device_fields(cls)}
     model, params_tree, state_tree = _model(experiment, hooks, settings)
     params = Leaves.of(params_tree)
     _check_params(cls, params)
@@ -222,6 +222,20 @@ def placed(leaf: Any) -> jax.Array:
 def device_value(value: Any) -> Any:
     """A Device field's value on the device: scalars and arrays, also inside tuples, lists and dicts."""
     return jax.tree.map(placed, value)
+
+
+def _device_field(experiment: Any, name: str) -> Any:
+    cls, value = type(experiment), getattr(experiment, name)
+    try:
+        return device_value(value)
+    except (TypeError, ValueError):
+        raise ExperimentError(
+            f"field '{name}' of {cls.__name__} is marked Device, and no device can hold {short_value(value)}",
+            "a Device field is a number, an array, or a tuple, list or dict of them",
+            "GraphConst is for names and choices that a program is built by, Host for what only host code reads",
+            place=class_source(cls).place(name),
+            field=name,
+        ) from None
 
 
 def _with_fields(experiment: Any, given: Mapping[str, Any], sources: dict[str, Source]) -> tuple[Any, dict[str, Any]]:

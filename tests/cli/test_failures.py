@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import re
 import sys
 import types
 from pathlib import Path
@@ -76,6 +77,16 @@ def test_a_deep_error_is_short_and_shows_no_locals(module):
     assert "experiments/hooks.py:7" in text
     assert "boom [bold]" in text
     assert "token" not in text
+
+
+def test_a_recursion_is_told_once(folder):
+    write(folder, "experiments/deeper.py", "def forward(n=0):\n    return forward(n + 1)\n")
+    module = load(folder / "experiments/deeper.py")
+    with pytest.raises(RecursionError) as caught:
+        module.forward()
+    _, text, _ = describe(caught.value)
+    assert text.count("called from experiments/deeper.py:2") == 1
+    assert re.search(r"\(\d{3,} times\)", text)
 
 
 def test_a_cause_is_named(module, snapshot):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +14,12 @@ from pydantic import Field
 from toys import FEATURES, Compiles, Measured, Watcher, arrays, splits
 
 from nitro_cli import Device
-from nitro_cli.errors import UsageError
+from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.programs.ledger import ledger
+
+
+class Color(Enum):
+    RED = "red"
 
 
 class Knobbed(Measured):
@@ -199,3 +206,13 @@ def test_a_value_set_between_epochs_is_what_the_next_epoch_trains_with(handle):
     once = handle(Measured(max_epochs=1))
     once.train()
     np.testing.assert_array_equal(frozen.snapshot()["ps"]["w"], once.snapshot()["ps"]["w"])
+
+
+@pytest.mark.parametrize("value", ["a", Path("a"), [1.0, "a"], {"a": Color.RED}])
+def test_what_no_device_can_hold_is_refused_at_set_up(handle, value):
+    class Named(Measured):
+        name: Device[Any] = value
+
+    with pytest.raises(ExperimentError, match="'name' of Named is marked Device, and no device can hold") as caught:
+        handle(Named())
+    assert "GraphConst" in str(caught.value)
