@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ def handle(tmp_path) -> Callable[..., Any]:
         return Nitro(e, **options)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _forget_experiments() -> Iterator[None]:
+    """Modules below a test's own ``experiments`` folder, which another test must not find again."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "experiments":
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -149,6 +149,11 @@ class View:
             self.out.say(line)
         self._plain(line)
 
+    def on_stopping(self, facts: Mapping[str, Any]) -> None:
+        """The first signal: said at once, since the step or the validation under way may take long."""
+        self.out.event("stopping", facts)
+        self._both("stopping after this step; Ctrl-C again leaves at once, without saving")
+
     def on_warning(self, facts: Mapping[str, Any]) -> None:
         self.out.event("warning", facts)
         self.out.log(f"warning: {facts['message']}")

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro_cli.errors import ExperimentError
+from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.hooks import default_no_decay
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
@@ -156,6 +156,8 @@ def _group(
     scheduled: Callable[[str, str], bool],
 ) -> Group:
     owner = type(experiment).__name__
+    for knob, value in (("learning_rate", settings.learning_rate), ("weight_decay", settings.weight_decay)):
+        _check_range(knob, value)
     rate = _number(owner, "group_learning_rate", name, hooks["group_learning_rate"](experiment, name))
     decay = _number(owner, "group_weight_decay", name, hooks["group_weight_decay"](experiment, name))
     rate = settings.learning_rate if rate is None else rate
@@ -164,7 +166,7 @@ def _group(
     rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
     rule = traceable(rule, shapes)
     anchor = hooks["decay_anchor"](experiment, name)
-    if isinstance(anchor, str) and anchor not in ("zero", "w0"):
+    if anchor is None or (isinstance(anchor, str) and anchor not in ("zero", "w0")):
         raise ExperimentError(
             f"{owner}.decay_anchor returned {anchor!r} for group '{name}'; it is 'zero', 'w0' or a tree of arrays",
             "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",
@@ -190,7 +192,16 @@ def _number(owner: str, hook: str, group: str, value: Any) -> float | None:
             f"{owner}.{hook} returned {value!r} for group '{group}'; it must be a number, 0 or more",
             "return None, or leave the hook out, to take the knob's value",
         )
+    _check_range(f"{owner}.{hook}, group '{group}'", float(value))
     return float(value)
+
+
+def _check_range(what: str, value: float) -> None:
+    """Programs compute in float32 (unless jax was told otherwise): what is too large for that would be infinite."""
+    dtype = jax.dtypes.canonicalize_dtype(np.float64)
+    largest = float(np.finfo(dtype).max)
+    if abs(value) > largest:
+        raise UsageError(f"{what} is {value:g}, which is too large for {dtype}", f"the largest is {largest:g}")
 
 
 def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, decay: float, owner: str) -> Rule:

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 import optax
 
-from nitro_cli.errors import ExperimentError
+from nitro_cli.errors import ExperimentError, NitroError
+from nitro_cli.suggest import did_you_mean, listed
 
 _FIX = "return a factory: `return optax.adam`, or with settings `return functools.partial(optax.adam, b1=0.8)`"
 # Wrappers that gather several gradients by themselves, by the name of their state.
@@ -110,6 +111,15 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)
     parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    unknown = [key for key in given if key not in parameters and not takes_any]
+    if unknown:
+        hint = did_you_mean(unknown[0], parameters)
+        raise ExperimentError(
+            f"{owner}.optimizer gives {name} the argument '{unknown[0]}', which it does not have",
+            *([hint] if hint else []),
+            f"it has: {listed(list(parameters), 20)}",
+        )
     if "learning_rate" in given:
         raise ExperimentError(
             f"{owner}.optimizer fixes learning_rate={given['learning_rate']!r} for {name}",
@@ -169,13 +179,17 @@ def _traces(rule: Rule, parameters: Any) -> bool:
         jax.eval_shape(step, values, parameters)
     except jax.errors.ConcretizationTypeError:
         return False
-    except TypeError as error:
-        if "missing" in str(error) and "argument" in str(error):
-            raise ExperimentError(
-                f"the optimizer {rule.name} needs arguments that nitro does not give it: {error}",
-                "it wants to evaluate the loss itself; take a rule that works on gradients alone",
-            ) from error
+    except NitroError:
         raise
+    except Exception as error:
+        missing = isinstance(error, TypeError) and "missing" in str(error) and "argument" in str(error)
+        notes = ["optax says what is wrong with these parameters; nitro only called it"]
+        if missing and "update" in str(error):
+            notes = ["it wants to evaluate the loss itself; take a rule that works on gradients alone"]
+        elif missing:
+            notes = ["give the argument a default, or bind it: functools.partial(factory, argument=...)"]
+        what = "needs arguments that nitro does not give it" if missing else "fails on a step with these parameters"
+        raise ExperimentError(f"the optimizer {rule.name} {what}: {error}", *notes) from error
     return True
 
 

@@ -278,12 +278,16 @@ def atom(value: Any) -> str | None:
         return _array(np.asarray(value))
     if isinstance(value, np.dtype):
         return f"dtype {value}"
-    jax = sys.modules.get("jax")
+    jax: Any = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return f"key {_array(np.asarray(jax.random.key_data(value)))}"
-        return _array(np.asarray(value))
+        return _jax_array(jax, value)
     return None
+
+
+def _jax_array(jax: Any, value: Any) -> str:
+    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"key {_array(np.asarray(jax.random.key_data(value)))}"
+    return _array(np.asarray(value))
 
 
 def _array(value: np.ndarray) -> str:

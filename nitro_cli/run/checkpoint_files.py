@@ -187,7 +187,21 @@ class _OrbaxFilter(logging.Filter):
     """Drops what orbax says through absl, unless absl was asked to be more talkative than it is by default."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return f"{os.sep}orbax{os.sep}" not in record.pathname or _asked_to_talk()
+        return _asked_to_talk() or not _said_by_orbax()
+
+
+def _said_by_orbax() -> bool:
+    """Whether a frame of orbax is nearer than one of the user's. The record's own path is absl's where the logger was
+    named before absl was imported."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if f"{os.sep}orbax{os.sep}" in name:
+            return True
+        if not any(f"{os.sep}{part}{os.sep}" in name for part in ("absl", "logging")):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _asked_to_talk() -> bool:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -32,11 +33,13 @@ class StopSignals:
     """While entered, SIGINT, SIGTERM and SIGHUP set ``requested`` instead of ending the process.
 
     Ctrl-C while a stop is under way, or another signal a second time, ends the process at once with exit code 128 + n.
-    Signals that were ignored on entry (``nohup``) stay ignored. Off the main thread nothing is installed and nothing is
-    ever requested. Children made by ``fork`` get the old handlers back.
+    ``announce`` is called once with the first signal, at once and in a thread of its own: the main thread may be busy
+    for minutes. Signals that were ignored on entry (``nohup``) stay ignored. Off the main thread nothing is installed
+    and nothing is ever requested. Children made by ``fork`` get the old handlers back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[int], None] = lambda number: None) -> None:
+        self._announce = announce
         self.requested: int | None = None
         self._seen: dict[int, float] = {}
         self._old: dict[int, Any] = {}
@@ -108,9 +111,12 @@ class StopSignals:
             leave = bool(self._seen)
         else:
             leave = now - self._seen.get(number, now) > REPEAT_GRACE_SECONDS
+        first = not self._seen
         self._seen.setdefault(number, now)
         if leave:
             _leave(128 + number)
+        if first:
+            self._announce(number)
 
 
 def _leave(code: int) -> None:

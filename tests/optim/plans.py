@@ -10,9 +10,9 @@ import numpy as np
 from nitro_cli import Experiment
 from nitro_cli.experiment.hooks import ALL, hook
 from nitro_cli.optim import update
+from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.plan import Plan, Settings, make_plan
 from nitro_cli.optim.schedules import mentions, parse
-from nitro_cli.optim.leaves import Leaves
 
 
 class Bare(Experiment):

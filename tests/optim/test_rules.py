@@ -234,3 +234,19 @@ def test_what_a_whole_transformation_leaves_unused_is_known():
 
     plan = plan_for(Whole(), params())
     assert unused_hyperparameters(plan, plan.groups[0]) == ["weight_decay"]
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        functools.partial(optax.adam, b9=1.0),
+        lambda learning_rate: optax.multi_transform({"a": optax.sgd(learning_rate)}, {"no": "such tree"}),
+        lambda learning_rate, own: optax.sgd(learning_rate),
+    ],
+    ids=["unknown argument", "optax refuses", "required argument"],
+)
+def test_a_factory_that_fails_says_so_before_anything_runs(factory, snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        plan_for(experiment(factory), params())
+    assert str(caught.value).splitlines()[0][:90] == snapshot(name="what")
+    assert str(caught.value).splitlines()[-1] == snapshot(name="note")

@@ -454,3 +454,18 @@ def test_the_record_is_plain_json_beside_arrays_that_orbax_reads_alone(tmp_path)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         stored = reader.metadata(tmp_path / "1" / "arrays").item_metadata.tree
     assert set(stored["state"]["kps"]) == {"kdense%2Fkernel", "kdense%2Fbias"}
+
+
+def test_orbax_is_quiet_where_its_logger_was_named_before_absl_was_imported(tmp_path):
+    """As the command line does, which sets levels before anything heavy is imported."""
+    script = f"""
+import logging
+logging.getLogger("absl").setLevel(logging.WARNING)
+import pathlib
+import numpy as np
+from nitro_cli.run.checkpoints import Checkpoints
+with Checkpoints(pathlib.Path({str(tmp_path)!r})) as checkpoints:
+    checkpoints.save(1, {{"ps": {{"w": np.ones(3)}}}}, {{"epoch": 1}}, None)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -286,3 +286,63 @@ def test_a_preset_names_itself_in_the_handle(tmp_path):
     assert resolve(Preset, "quick").experiment.max_epochs == 2
     with pytest.raises(NitroError, match="builds its own data"):
         Nitro.from_preset(Preset, "quick", data=splits())
+
+
+WRONG_SIGNATURES = {
+    "build_data": lambda self: splits(),
+    "build_model": lambda self: None,
+    "derive": lambda self: {},
+    "finalize_metrics": lambda self, metrics: metrics,
+    "metrics_residency": lambda self: "host",
+    "param_group": lambda self: "default",
+    "group_learning_rate": lambda self: 0.1,
+    "decay_anchor": lambda self: "zero",
+    "no_decay": lambda self, path: True,
+    "schedules": lambda self, total: {},
+    "checkpointer": lambda self, metric: None,
+}
+
+
+def test_hooks_that_cannot_be_called_are_all_named_at_once():
+    cls = type("Wrong", (Line,), {**WRONG_SIGNATURES, "__module__": "elsewhere"})
+    message = refusal(cls())
+    for name in WRONG_SIGNATURES:
+        assert f"Wrong.{name} takes (" in message
+        assert f"write: def {name}(self" in message
+
+
+def test_a_rate_that_float32_cannot_hold_is_refused():
+    assert "too large for float32" in refusal(Measured(learning_rate=1e300))
+
+
+def test_derive_may_set_a_knob(handle):
+    class Derived(Measured):
+        def derive(self, data):
+            return {"max_epochs": 2}
+
+    n = handle(Derived(max_epochs=5))
+    assert n.setup.knobs.max_epochs == 2
+    assert n.train().epochs == 2
+
+
+def test_whole_numbers_that_would_wrap_are_refused(handle):
+    data = {"train": [{"x": np.ones((4, FEATURES), np.float32), "y": np.full(4, 2**40)}]}
+    with pytest.raises(ExperimentError, match="int32 cannot hold"):
+        handle(Line(), data=data).train()
+
+
+def test_a_scheduled_device_field_cannot_be_set_and_is_evaluated_as_it_was_last(handle):
+    class Scheduled(Measured):
+        def schedules(self):
+            return {"scale": lambda total: optax.linear_schedule(2.0, 1.0, total)}
+
+    n = handle(Scheduled(max_epochs=2))
+    with pytest.raises(NitroError, match="follows a schedule"):
+        n.set_device(scale=3.0)
+    n.train()
+    assert n.validate() == {k: v for k, v in n.history[-1].items() if k.startswith("val_")}
+    loaded = handle(Scheduled(max_epochs=2), weights=f"{n.run.path}:latest")
+    assert loaded.validate() == n.validate()
+    batch = next(iter(n.splits["val"]))
+    ps = n.parameters
+    np.testing.assert_allclose(n.predict(batch), 1.125 * (batch["x"] @ ps["w"] + ps["b"]), rtol=1e-6)

@@ -346,8 +346,15 @@ def test_there_must_be_a_train_split_to_train_on(handle, snapshot):
 
 
 def test_a_short_batch_in_training_is_refused_naming_it(handle, snapshot):
+    data = {"train": list(splits(rows=14)["train"])}
     with pytest.raises(ExperimentError) as caught:
-        handle(Measured(), data=splits(rows=14)).train()
+        handle(Measured(), data=data).train()
+    assert str(caught.value) == snapshot
+
+
+def test_a_loader_that_tells_its_rows_is_refused_before_anything_is_trained(handle, snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        handle(Measured(), data=splits(rows=14))
     assert str(caught.value) == snapshot
 
 
