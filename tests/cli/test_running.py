@@ -448,3 +448,17 @@ def test_a_run_without_a_checkpoint_says_how_to_go_on(folder, nitro):
     assert result.code == 2
     assert "nitro train myexp --resume=out/x" in result.err
     assert "--run RUN" in result.err
+
+
+def test_predictions_of_a_loader_for_training_say_what_their_rows_are(folder, nitro):
+    loader = "ArrayLoader(x=x, y=x, batch_size=4, shuffle=True, drop_last=True)"
+    text = MYEXP.replace('return {"train"', f'return {{"shuffled": {loader}, "train"').replace(
+        "import Dev", "import ArrayLoader, Dev"
+    )
+    write(folder, "experiments/myexp.py", text)
+    predict = ["predict", "myexp", "--weights", "fresh", "--out", "p.csv", "--force", "-q"]
+    result = nitro(*predict, "--split", "shuffled")
+    assert result.code == 0
+    assert "split 'shuffled' drops 2 rows (drop_last)" in result.err
+    assert "is shuffled: index counts in its order" in result.err
+    assert "warning" not in nitro(*predict, "--split", "val").err

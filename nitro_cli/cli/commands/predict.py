@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nitro_cli.cli.failures import relative
 from nitro_cli.cli.session import Session
 from nitro_cli.cli.weights import prepare
@@ -18,6 +20,8 @@ def run(session: Session) -> int:
     prepared = prepare(session)
     nitro, split = prepared.nitro, session.value("split", "test")
     known_split(nitro, split)
+    for message in _not_the_data(nitro.splits[split], split):
+        prepared.view.observe("warning", {"message": message})
     rows = 0
     with open_writer(target, out.raw) as writer:
         for outputs in nitro.predict(nitro.splits[split]):
@@ -31,3 +35,14 @@ def run(session: Session) -> int:
     if written:
         out.result(written)
     return 0
+
+
+def _not_the_data(source: Any, split: str) -> list[str]:
+    """Why a row's number may not be its place in the data, where the loader says so: it is made for training."""
+    from nitro_cli.data.source import describe, unwrap
+
+    dropped, shuffled = describe(source).dropped, getattr(unwrap(source), "shuffle", False) is True
+    lost = [f"split '{split}' drops {dropped} rows (drop_last), which get no prediction"] if dropped else []
+    return lost + (
+        [f"split '{split}' is shuffled: index counts in its order, not in that of the data"] if shuffled else []
+    )
