@@ -63,11 +63,11 @@ def measure_nitro(leaves: int, size: int, layout: str, seconds: float) -> dict:
     from nitro_cli import Nitro
     from nitro_cli.loggers.jsonl import JsonLines
     from nitro_cli.programs.cache import cache_entries
-    from nitro_cli.run.loop import EpochLoop
+    from nitro_cli.run.loop import AutomaticLoop
 
     handle = Nitro(experiment(leaves, size, layout))
     with tempfile.TemporaryDirectory() as folder, JsonLines(Path(folder) / "metrics.jsonl") as log:
-        loop = EpochLoop(handle, log.write_many, lambda: False)
+        loop = AutomaticLoop(handle, log.write_many, lambda: False)
 
         def epoch():
             loop.run()

@@ -74,12 +74,12 @@ def nitro(name: str) -> dict:
     from benchmarks.workloads import WORKLOADS
     from nitro_cli import Nitro
     from nitro_cli.loggers.jsonl import JsonLines
-    from nitro_cli.run.loop import EpochLoop
+    from nitro_cli.run.loop import AutomaticLoop
 
     cls, epochs = WORKLOADS[name]
     handle = Nitro(cls())
     with tempfile.TemporaryDirectory() as folder, JsonLines(Path(folder) / "metrics.jsonl") as log:
-        loop = EpochLoop(handle, log.write_many, lambda: False)
+        loop = AutomaticLoop(handle, log.write_many, lambda: False)
         seconds, first = [], 0.0
         for _ in range(epochs + 1):
             start = time.perf_counter()
