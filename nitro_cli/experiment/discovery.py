@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -201,47 +201,77 @@ def list_experiments(root: str | Path | None = None) -> list[Listing]:
     """Every experiment below ``root``/experiments, by name, read from the source text: nothing is imported."""
     folder = (Path(root) if root is not None else Path.cwd()) / FOLDER
     files = [*folder.glob("*.py"), *folder.glob("*/__init__.py")]
-    found = [
-        listing for file in files if not file.name.startswith("_") or file.parent != folder for listing in _read(file)
-    ]
+    trees = [(file, _tree(file)) for file in files if not file.name.startswith("_") or file.parent != folder]
+    elsewhere: dict[str, set[str]] = {}
+    before = -1
+    while before < len(elsewhere):  # a base class may lie in another file, and its own base in a third one
+        before = len(elsewhere)
+        for _, tree in trees:
+            if isinstance(tree, ast.Module):
+                elsewhere |= _methods_of_experiments(tree, elsewhere)
+    found = [listing for file, tree in trees for listing in _listings(file, tree, elsewhere)]
     return sorted(found, key=lambda listing: listing.name)
 
 
-def _read(file: Path) -> list[Listing]:
-    stem = file.parent.name if file.name == "__init__.py" else file.stem
+def _tree(file: Path) -> ast.Module | Exception:
     try:
-        tree = parsed(file.read_bytes(), str(file))
+        return parsed(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
-        return [Listing(stem, file, error=f"{shown(file)}:{getattr(error, 'lineno', 1)}: {error.args[0]}")]
-    classes = _experiment_classes(tree)
+        return error
+
+
+def _listings(file: Path, tree: ast.Module | Exception, elsewhere: Mapping[str, set[str]]) -> list[Listing]:
+    stem = file.parent.name if file.name == "__init__.py" else file.stem
+    if isinstance(tree, Exception):
+        line = getattr(tree, "lineno", None)
+        return [Listing(stem, file, error=f"{shown(file)}{f':{line}' if line else ''}: {tree.args[0]}")]
+    methods = _methods_of_experiments(tree, elsewhere)
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name in methods and not n.name.startswith("_")]
+    classes = [node for node in classes if is_complete(methods[node.name])] or classes
     names = [stem] if len(classes) == 1 else [f"{stem}:{node.name}" for node in classes]
     presets, error = _preset_names(file, stem)
     docs = [(ast.get_docstring(node) or ast.get_docstring(tree) or "").partition("\n")[0] for node in classes]
     return [Listing(name, file, doc, presets, error) for name, doc in zip(names, docs, strict=True)]
 
 
-def _experiment_classes(tree: ast.Module) -> list[ast.ClassDef]:
-    """Classes that derive from ``Experiment`` by name or from another such class here, or have the required hooks."""
-    found: list[ast.ClassDef] = []
-    names = {"Experiment"} | {
-        alias.asname
+def _methods_of_experiments(tree: ast.Module, elsewhere: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The experiments that a file defines, each with its methods.
+
+    They derive from ``Experiment`` by name, from another such class here or in ``elsewhere``, or have the required
+    hooks. ``elsewhere`` holds the experiments of the other files by name.
+    """
+    imports = {
+        alias.asname or alias.name: alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.name == "Experiment" and alias.asname
     }
-    complete: dict[str, set[str]] = {}
+    names = {"Experiment"} | {name for name, was in imports.items() if was == "Experiment" or was in elsewhere}
+    complete = {name: set(elsewhere[was]) for name, was in imports.items() if was in elsewhere}
+    found: dict[str, set[str]] = {}
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
             continue
-        bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-        methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-        complete[node.name] = methods.union(*(complete.get(base, set()) for base in bases))
-        if bases & names or is_complete(complete[node.name]):
+        methods = {name for item in node.body for name in _defines(item)}
+        derives = False
+        for base in map(ast.unparse, node.bases):
+            module, _, last = base.rpartition(".")
+            methods |= complete.get(last) or (elsewhere.get(last, set()) if module else set())
+            derives |= last in names or (bool(module) and last in elsewhere)
+        complete[node.name] = methods
+        if derives or is_complete(methods):
             names.add(node.name)
-            found.append(node)
-    found = [node for node in found if not node.name.startswith("_")]
-    return [node for node in found if is_complete(complete[node.name])] or found
+            found[node.name] = methods
+    return found
+
+
+def _defines(item: ast.stmt) -> list[str]:
+    """Names of methods that a line of a class body defines, ``loss = Other.loss`` included."""
+    if isinstance(item, ast.FunctionDef):
+        return [item.name]
+    if isinstance(item, ast.Assign):
+        return [target.id for target in item.targets if isinstance(target, ast.Name)]
+    return []
 
 
 def _preset_names(file: Path, stem: str) -> tuple[tuple[str, ...], str | None]:

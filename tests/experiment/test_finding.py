@@ -233,3 +233,17 @@ def test_a_class_from_elsewhere_is_named_by_itself(project: Any) -> None:
     assert experiment_name(Elsewhere) == "Elsewhere"
     module = load_experiment_module(project.root / "experiments/myexp.py")
     assert experiment_name(module.MyExp) == "myexp"
+
+
+def test_the_list_knows_bases_in_other_files_and_hooks_by_assignment(project):
+    project.write("experiments/child.py", "from experiments.myexp import MyExp\n\n\nclass Child(MyExp):\n    pass\n")
+    project.write("experiments/grand.py", "from . import child\n\n\nclass A(child.Child): ...\n\n\nclass B(A): ...\n")
+    hooks = "".join(f"    {name} = MyExp.{name}\n" for name in ("build_data", "build_model", "forward", "loss"))
+    project.write("experiments/plain.py", f"from .myexp import MyExp as M\n\n\nclass Plain:\n{hooks}")
+    project.write("experiments/helper.py", "from .myexp import MyExp\n\n\nclass Net:\n    of = MyExp\n")
+    names = [item.name for item in list_experiments()]
+    assert names == ["child", "grand:A", "grand:B", "myexp", "plain"]
+    project.write("experiments/null.py", b"\0")
+    broken = next(item for item in list_experiments() if item.name == "null")
+    assert broken.error is not None
+    assert "None" not in broken.error
