@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import logging
@@ -134,12 +135,26 @@ def _read(output: Output, command: Command, tokens: list[str], word: str | None,
         raise _no_experiment(command, tokens)
     parsed = parse(tokens, options, keep=word)
     check_words(parsed, word, options)
+    if found is not None:
+        parsed.problems = [_missing_knob(problem, found.cls) for problem in parsed.problems]
     for key, allowed in (("color", COLORS), ("progress", PROGRESS)):
         value = parsed.values.get(key)
         if value is not None and value not in allowed:
             label = did_you_mean(value, allowed)
             parsed.problems.append(Problem(f"--{key} {value}: one of {', '.join(allowed)}", label=label))
     return Session(command.name, line, output, parsed, options, found)
+
+
+def _missing_knob(problem: Problem, cls: type) -> Problem:
+    """A class without nitro's base has only the knobs that it declares: say so where one of the others is given."""
+    from nitro_cli.experiment.base import KNOBS, Experiment
+    from nitro_cli.suggest import canonical
+
+    name = canonical(str(problem.facts.get("option", "")).lstrip("-"))
+    if issubclass(cls, Experiment) or name not in KNOBS or not problem.what.startswith("no such option"):
+        return problem
+    note = f"{cls.__name__} has no field '{name}': declare it, or derive from nitro_cli.Experiment, which has it"
+    return dataclasses.replace(problem, label="", notes=(note,))
 
 
 def _load(word: str) -> tuple[Any, list[Option]]:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from .conftest import SMALL, write
+from .conftest import MYEXP, SMALL, write
 
 TWO = """
 from nitro_cli import Experiment
@@ -147,3 +147,13 @@ def test_list_where_there_is_nothing(folder, nitro):
     result = nitro("list")
     assert (result.code, result.out) == (0, "")
     assert "no experiments" in result.err
+
+
+def test_a_knob_that_a_plain_class_lacks_is_explained(folder, nitro):
+    write(folder, "experiments/myexp.py", MYEXP)
+    hooks = "".join(f"    {name} = MyExp.{name}\n" for name in ("build_data", "build_model", "forward", "loss"))
+    write(folder, "experiments/plain.py", f"from .myexp import MyExp\n\nclass Plain:\n    seed: int = 0\n{hooks}")
+    result = nitro("train", "plain", "--learning-rate", "0.1", "--seeed", "3")
+    assert result.code == 2
+    assert "Plain has no field 'learning_rate': declare it, or derive from nitro_cli.Experiment" in result.err
+    assert "did you mean --seed?" in result.err
