@@ -19,7 +19,7 @@ from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.metrics.accumulate import Accumulator
 from nitro_cli.metrics.finalize import check_final, flatten_metrics
 from nitro_cli.programs.cache import Program
-from nitro_cli.run.programs import as_inputs, batch_plan, specs_of
+from nitro_cli.run.programs import as_dtype, as_inputs, batch_plan, specs_of
 from nitro_cli.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ class _DeviceMetric:
         n = self.nitro
         assert self.forward.program is not None
         arrays = [np.asarray(batch[f]) for f in self.fields]
-        arrays = [a.astype(jax.dtypes.canonicalize_dtype(a.dtype), copy=False) for a in arrays]
+        dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays]
+        arrays = [as_dtype(f, a, dtype) for f, a, dtype in zip(self.fields, arrays, dtypes, strict=True)]
         described = self.forward.program.found["outputs"]
         program = n.programs.metric(self.name, described, specs_of(self.fields, arrays), rows)
         self.values.append((program.run(outputs, self.forward.device, n.seed_words, arrays), rows, index))

@@ -96,13 +96,15 @@ def as_inputs(batch: Mapping[str, Any], plan: Sequence[tuple[str, Any]]) -> list
     arrays = []
     for name, dtype in plan:
         array = batch[name]
-        arrays.append(array if array.dtype == dtype else _as_dtype(name, array, dtype))
+        arrays.append(array if array.dtype == dtype else as_dtype(name, array, dtype))
     return arrays
 
 
-def _as_dtype(name: str, array: Any, dtype: Any) -> Any:
+def as_dtype(name: str, array: Any, dtype: Any) -> Any:
     """``array`` in the dtype of the program. Whole numbers that do not fit would wrap without a word."""
-    cast = array.astype(dtype)
+    cast = array.astype(dtype, copy=False)
+    if cast is array:
+        return array
     if array.dtype.kind in "iu" and not np.array_equal(cast, array):
         raise DataError(
             f"field '{name}' is {array.dtype} and holds {array[cast != array].ravel()[0]}, which {dtype} cannot hold",

@@ -67,6 +67,14 @@ def restore(n: Nitro, checkpoints: Checkpoints, meta: dict[str, Any], info: Chec
     recipe, state = n.setup.recipe, n.state
     _check_layout(n, meta, info)
     _check_anchors(n, meta, info)
+    averaged = "ema" in checkpoints.layout(info.step)
+    if averaged != recipe.plan.ema:
+        raise ProtectError(
+            f"the run {'keeps' if averaged else 'keeps no'} moving average of the weights, and ema_decay "
+            f"{'is 0 now' if averaged else f'is {n.setup.knobs.ema_decay} now'}",
+            f"checkpoint: {info.path}",
+            "set ema_decay back to what it was, or start a new run",
+        )
     optimizer = n.optimizer_layout()
     wanted = {"ps": template(recipe.params), "st": template(recipe.state), "opt_state": template(optimizer)}
     if recipe.plan.ema:

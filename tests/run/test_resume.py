@@ -272,3 +272,11 @@ def test_random_keys_in_the_state_come_back(handle, accum):
     n.train()
     assert_same(everything(n), everything(whole))
     assert n.predict(arrays(4)).shape == (4,)
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.5, 0.0), (0.0, 0.5)])
+def test_a_moving_average_cannot_come_or_go(handle, before, now):
+    first = handle(Line(ema_decay=before))
+    first.train()
+    with pytest.raises(ProtectError, match="set ema_decay back"):
+        handle(Line(ema_decay=now, max_epochs=2), resume=first.run)
