@@ -152,9 +152,7 @@ class View:
     def on_stopping(self, facts: Mapping[str, Any]) -> None:
         """The first signal: said at once, since the step or the validation under way may take long."""
         self.out.event("stopping", facts)
-        self._both(
-            "stopping: what is under way (a step, or a validation) is finished first; Ctrl-C again leaves at once, without saving"
-        )
+        self._both("stopping: the step or validation under way is finished first; Ctrl-C again leaves without saving")
 
     def on_warning(self, facts: Mapping[str, Any]) -> None:
         self.out.event("warning", facts)

@@ -51,7 +51,7 @@ class EpochLoop:
         self.constants = nitro.constants()
         nitro.state.reset_clock()
         self.program = self._program_for([self.schema[name] for name in self.fields])
-        self.calls = 0
+        self.calls = self.calls_earlier = 0  # of the current program, and of those before it in this epoch
         self.rows: list[Any] = []
         self.host_rows: list[dict[str, float]] = []
         self.host_rows_per_step = 1
@@ -163,6 +163,7 @@ class EpochLoop:
         if other is self.program:
             raise
         self.program.used(self.calls)
+        self.calls_earlier += self.calls
         self.calls = 0
         self.program = other
         return other.run
@@ -208,7 +209,7 @@ class AutomaticLoop(EpochLoop):
         update, clock, average = self.update.run, state.clock, state.average
         params, model_state, opt_state = state.params, state.state, state.opt_state
         schedules, step = self.nitro.setup.schedules, state.step
-        self.calls = self.calls_update = 0
+        self.calls = self.calls_update = self.calls_earlier = 0
         next_fetch = 0.0  # the first step is looked at once it is called
         rows, gradient = self.rows, self.program.run
         last = len(self.nitro.setup.splits["train"]) - 1
@@ -240,7 +241,7 @@ class AutomaticLoop(EpochLoop):
                 if self.stopping():
                     return index == last
         finally:
-            self.calls_update = self.calls
+            self.calls_update = self.calls_earlier + self.calls
             state.hold(params, model_state, opt_state, clock, average)
         return True
 

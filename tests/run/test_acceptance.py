@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from toys import Line, Measured, OnDevice, Watcher, splits
+from toys import FEATURES, Line, Measured, OnDevice, Watcher, splits
 
 from nitro_cli.errors import DivergenceError
 from nitro_cli.run.acceptance import acceptance_check
@@ -108,3 +108,17 @@ def test_an_experiment_that_diverges_says_so_instead():
 def test_counters_do_not_leak_from_one_check_into_the_next():
     first, second = acceptance_check(Measured()), acceptance_check(Measured())
     assert (first.hits, first.misses) == (second.hits, second.misses)
+
+
+def test_calls_are_counted_by_the_program_that_took_them():
+    class Lengths(Line):
+        def build_data(self, dist):
+            rows = [np.ones((4, FEATURES + i), np.float32) for i in (0, 0, 1, 0)]
+            return {"train": [{"x": x, "y": np.ones(4, np.float32)} for x in rows]}
+
+        def forward(self, model, ps, st, *, x):
+            return x.mean(1) * ps["w"].sum() + ps["b"], st
+
+    done = acceptance_check(Lengths())
+    assert not done.ok
+    assert [(entry.program, entry.hits) for entry in done.entries] == [("gradient", 2), ("update", 3), ("gradient", 0)]
