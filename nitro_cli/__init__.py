@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nitro_cli.experiment.presets import from_preset
     from nitro_cli.experiment.traits import config_metadata, device_fields, host_fields
     from nitro_cli.experiment.view import compile_view
+    from nitro_cli.manual import backward, clip_by_global_norm, moving_average, optimizer_state, step_optimizer
     from nitro_cli.metrics.modes import Concat, Max, Min, Sum
     from nitro_cli.models import apply_model, linen_model, nnx_model
     from nitro_cli.programs.cache import cache_reset, cache_stats
@@ -42,6 +43,11 @@ _HOMES = {
     "device_fields": "experiment.traits",
     "host_fields": "experiment.traits",
     "compile_view": "experiment.view",
+    "backward": "manual",
+    "clip_by_global_norm": "manual",
+    "moving_average": "manual",
+    "optimizer_state": "manual",
+    "step_optimizer": "manual",
     "Concat": "metrics.modes",
     "Max": "metrics.modes",
     "Min": "metrics.modes",
@@ -72,8 +78,10 @@ __all__ = [
     "Prefetch",
     "Sum",
     "apply_model",
+    "backward",
     "cache_reset",
     "cache_stats",
+    "clip_by_global_norm",
     "compile_view",
     "config_metadata",
     "default_no_decay",
@@ -81,7 +89,10 @@ __all__ = [
     "from_preset",
     "host_fields",
     "linen_model",
+    "moving_average",
     "nnx_model",
+    "optimizer_state",
+    "step_optimizer",
 ]
 
 

@@ -170,7 +170,9 @@ def run_once(function: Callable[[Any], Any], rng: Any) -> Any:
     cheap: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     options = cheap if jax.default_backend() == "cpu" else None
     lowered = jax.jit(initialise, compiler_options=options).trace(rng).lower()
-    key = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+    # the text leaves out arguments that are not used, which the compiled function still wants as they were
+    taken = f"{jax.tree.structure(rng)} {[(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(rng)]}"
+    key = hashlib.sha256(f"{taken}\n{lowered.as_text()}".encode()).hexdigest()
     if key not in _INITIALISERS:
         _INITIALISERS[key] = lowered.compile()
     return jax.tree.unflatten(structure[0], _INITIALISERS[key](rng))

@@ -15,6 +15,7 @@ EXPECTED = {
     *("compile_view", "config_metadata", "device_fields", "host_fields", "from_preset"),
     *("ArrayLoader", "Prefetch", "NoPrefetch", "Sum", "Max", "Min", "Concat"),
     *("linen_model", "nnx_model", "apply_model"),
+    *("backward", "step_optimizer", "optimizer_state", "clip_by_global_norm", "moving_average"),
     *("Nitro", "CheckpointPolicy", "NitroError", "cache_stats", "cache_reset"),
 }
 

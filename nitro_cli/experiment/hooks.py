@@ -77,7 +77,8 @@ def hook(experiment: Any, name: str) -> Callable[..., Any] | None:
 
 def is_complete(names: Iterable[str]) -> bool:
     """Whether these methods are all that one of the two ways to train needs."""
-    return set(REQUIRED) <= set(names) or set(MANUAL) <= set(names)
+    there = set(names)
+    return set(REQUIRED) <= there or set(MANUAL) <= there
 
 
 def owns_step(experiment: Any) -> bool:

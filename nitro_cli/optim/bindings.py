@@ -180,6 +180,13 @@ def _unknown(entry: Declared, found: Optimizers, below: list[str], device: list[
             f"{owner}.schedules: '{entry.key}' is the optimizer's own state, not a hyperparameter",
             f"what can be scheduled: {listed(known)}",
         )
+    whole = f"{entry.group}.{entry.name}" if entry.group else entry.name
+    inside = [name for name in found.names if name.startswith(f"{whole}.")]
+    if entry.namespace == "opt" and inside:
+        return ExperimentError(
+            f"{owner}.schedules: '{entry.key}' is an optimizer, not one of its hyperparameters",
+            f"write one of: {listed([f'opt.{name}' for name in inside])}",
+        )
     names = {"opt": known, "device": device}.get(entry.namespace, [*known, *device])
     hint = did_you_mean(entry.name, names)
     where = f"at '{entry.group}'" if entry.group else "of the optimizers"

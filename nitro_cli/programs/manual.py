@@ -153,10 +153,11 @@ def _check_keys(recipe: Recipe, returned: Mapping[str, Any]) -> None:
 
 def _same(recipe: Recipe, name: str, expected: Leaves, tree: Any) -> list[Any]:
     """The leaves of a tree that came in as ``expected``. Raises ExperimentError with every path that differs."""
-    try:
-        arrays = jax.tree.map(jnp.asarray, tree)
-    except TypeError as error:
-        raise recipe.broken("train_step", f"returned '{name}' with a leaf that is no array: {error}") from None
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float)):
+            where = ".".join([name, *filter(None, [jax.tree_util.keystr(path, simple=True, separator=".")])])
+            raise recipe.broken("train_step", f"returned {kind_of(leaf)} where '{where}' must be an array")
+    arrays = jax.tree.map(jnp.asarray, tree)
     now = Leaves.of(arrays)
     if now.structure != expected.structure:
         raise recipe.broken("train_step", *_difference(name, expected, now))

@@ -258,7 +258,8 @@ def _check_predictable(split: str, index: int, batch: Any, fields: Sequence[str]
 
 def _predict_prepare(nitro: Nitro, fields: Sequence[str]) -> Callable[[Any], tuple[list[Any], int]]:
     setup = nitro.setup
-    plan = batch_plan(next(iter(setup.schema.values())), fields)
+    known = {name: spec for schema in reversed(setup.schema.values()) for name, spec in schema.items()}
+    plan = batch_plan(known, fields)
 
     def prepare(batch: Any) -> tuple[list[Any], int]:
         padded, rows = pad_batch(batch, fields, setup.eval_width)
