@@ -17,6 +17,8 @@ import numpy as np
 
 from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.hooks import default_no_decay
+from nitro_cli.experiment.traits import device_fields
+from nitro_cli.experiment.view import StrippedHost, compile_view
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
 from nitro_cli.optim.leaves import Leaves
@@ -208,11 +210,15 @@ def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, de
     """What the hook's signature asks for: ``optimizer(self)``, ``(self, group)`` or ``(self, group, hp)``."""
     taken = len(inspect.signature(hook).parameters) - 1
     if taken == 2:
+        # It runs while the update program is traced, so it gets the view that traced hooks get. A Device value would be
+        # baked in unseen, so it raises like a Host field.
+        stripped = {name: StrippedHost(name) for name in device_fields(type(experiment))}
+        view = compile_view(experiment, stripped)
 
         def whole(hp: Any) -> Any:
-            return hook(experiment, group, hp)
+            return hook(view, group, hp)
 
-        whole.__wrapped__ = hook  # the fingerprint looks at the experiment's own code
+        whole.__wrapped__ = hook  # what the fingerprint looks at: the experiment's own code
         return Rule(f"{owner}.optimizer", whole, {"learning_rate": rate, "weight_decay": decay}, whole=True)
     if taken not in (0, 1):
         raise ExperimentError(

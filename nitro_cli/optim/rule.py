@@ -53,6 +53,11 @@ class Rule:
     whole: bool = False
 
     @property
+    def code(self) -> Callable[..., Any]:
+        """What the rule is made of, for a program's key: the factory, or the hook that builds the transformation."""
+        return self.factory.__wrapped__ if self.whole else self.factory  # type: ignore[attr-defined]
+
+    @property
     def decays_itself(self) -> bool:
         """Whether weight decay is one of the factory's own hyperparameters (``optax.adamw``)."""
         return not self.whole and "weight_decay" in self.hyperparameters

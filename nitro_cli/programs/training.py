@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro_cli.errors import ExperimentError
+from nitro_cli.experiment.view import tracing
 from nitro_cli.optim import update as optimizer_step
 from nitro_cli.optim.clip import clip_by_global_norm
 from nitro_cli.optim.leaves import Leaves, spec_text
@@ -146,7 +147,10 @@ def _count_train_metrics(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruc
 def optimizer_state(recipe: Recipe, params: Any, anchors: Any) -> Any:
     """The tree of the optimizer's first state, by one compiled function that handles with the same optimizer share."""
     plan = recipe.plan
-    key = optimizer_request(recipe).digest
+    request = optimizer_request(recipe)
+    key = request.digest
+    if any(group.rule.whole for group in plan.groups):  # which GraphConst values it reads is not known here
+        key += str(sorted(request.fields.items()))
     if key not in _OPTIMIZER_INIT:
 
         def optimizer_init(vector: Any, params: Any, anchors: Any) -> Any:
@@ -164,13 +168,13 @@ def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) ->
     """What the update program depends on: no hook but the optimizer's, and no batch."""
     rule = optimizer_request(recipe)
     arguments = {**rule.arguments, **optimizer.described("opt_state"), "row": f"float[{len(columns)}]"}
-    return Request("update", rule.code, arguments, rule.settings)
+    return Request("update", rule.code, arguments, rule.settings, rule.fields)
 
 
 def optimizer_request(recipe: Recipe) -> Request:
     """What the optimizer depends on."""
     plan = recipe.plan
-    roots = {f"optimizer {g.name}": (g.rule.factory, dict(g.rule.fixed)) for g in plan.groups}
+    roots = {f"optimizer {g.name}": (g.rule.code, dict(g.rule.fixed)) for g in plan.groups}
     settings = {
         "gradient_clip_norm": "on" if plan.clip else "off",
         "ema_decay": "on" if plan.ema else "off",
@@ -182,7 +186,7 @@ def optimizer_request(recipe: Recipe) -> Request:
         ),
         "no_decay": " ".join(path for path, no in zip(recipe.params.paths, plan.no_decay, strict=True) if no),
     }
-    return Request("optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings)
+    return Request("optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings, recipe.fields)
 
 
 def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Built:
@@ -193,6 +197,7 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
     loss was not finite, now or before, nothing changes and the clock stands still.
     """
     plan = recipe.plan
+    reads: set[str] = set()
 
     def update(params: Any, state: Any, opt_state: Any, clock: Any, average: Any, *rest: Any) -> Any:
         (gradients, state_new, row), vector, check, anchors = rest
@@ -203,7 +208,8 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
             clipped = gradients
             if plan.clip:
                 clipped = clip_by_global_norm(gradients, vector[plan.column(GLOBAL, "gradient_clip_norm")])
-            new, new_opt = optimizer_step.step(plan, params, clipped, optimizer.tree(opt_state), vector, anchors)
+            with tracing("optimizer", reads):
+                new, new_opt = optimizer_step.step(plan, params, clipped, optimizer.tree(opt_state), vector, anchors)
             _check_same(optimizer, new_opt)
             new_average = optimizer_step.moving_average(plan, average, new, vector) if plan.ema else []
             made = new, state_new, jax.tree.leaves(new_opt), new_average
@@ -218,7 +224,7 @@ def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: S
     anchors = [ps[i] for i in optimizer_step.anchored_buffers(plan)]
     pending = [ps, st, float_spec(len(columns))]
     arguments = [ps, st, list(optimizer.specs), CLOCK, average, pending, float_spec(len(plan.columns)), FLAG, anchors]
-    return build(request, update, arguments, donate=(0, 1, 2, 3, 4), reads=set(), found={})
+    return build(request, update, arguments, donate=(0, 1, 2, 3, 4), reads=reads, found={})
 
 
 def advanced(clock: Any, good: Any, broken: Any) -> Any:

@@ -10,11 +10,14 @@ import optax
 import pytest
 from optax import contrib
 
+from nitro_cli import GraphConst, cache_stats
 from nitro_cli.errors import ExperimentError
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.plan import Plan
 from nitro_cli.optim.update import unused_hyperparameters
+from nitro_cli.programs.cache import cache_entries
 from tests.optim.plans import Bare, TwoGroups, assert_close, optax_run, params, plan_for, run
+from tests.toys import Measured
 
 RATE = 0.02
 ELEMENTWISE = {
@@ -250,3 +253,32 @@ def test_a_factory_that_fails_says_so_before_anything_runs(factory, snapshot):
         plan_for(experiment(factory), params())
     assert str(caught.value).splitlines()[0][:90] == snapshot(name="what")
     assert str(caught.value).splitlines()[-1] == snapshot(name="note")
+
+
+class ReadsFields(Measured):
+    nesterov: GraphConst[bool] = False
+
+    def optimizer(self, group, hp):
+        return optax.sgd(hp.learning_rate, momentum=0.9, nesterov=self.nesterov)
+
+
+def test_a_whole_transformation_is_compiled_again_for_the_fields_that_it_reads_only(handle):
+    handle(ReadsFields()).train()
+    before = cache_stats().misses
+    for changes in ({"note": "other"}, {"seed": 7}, {"learning_rate": 0.2}, {"max_epochs": 2}, {"scale": 2.0}):
+        handle(ReadsFields(**changes)).train()
+    assert cache_stats().misses == before
+    n = handle(ReadsFields(nesterov=True))
+    n.train()
+    assert cache_stats().misses == before + 1
+    assert cache_entries()[-1].why == "`nesterov` False -> True"
+
+
+@pytest.mark.parametrize("field", ["note", "scale"])
+def test_a_whole_transformation_cannot_read_what_would_be_baked_in_unseen(field, handle):
+    class Peeks(Measured):
+        def optimizer(self, group, hp):
+            return optax.sgd(hp.learning_rate, momentum=0.9 if getattr(self, field) == 1 else None)
+
+    with pytest.raises(ExperimentError, match=field):
+        handle(Peeks()).train()
