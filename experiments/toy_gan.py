@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from nitro_cli import (
     ArrayLoader,
+    CheckpointPolicy,
     Concat,
     Device,
     Experiment,
@@ -109,4 +110,8 @@ class ToyGAN(Experiment):
 
     def finalize_metrics(self, metrics, split):
         samples = metrics["samples"]
-        return {"mean": samples.mean(), "std": samples.std()}
+        mean, std = samples.mean(), samples.std()
+        return {"mean": mean, "std": std, "error": abs(mean - self.mean) + abs(std - self.std)}
+
+    def checkpointer(self):
+        return CheckpointPolicy(metric="val_error")
