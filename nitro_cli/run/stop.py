@@ -34,12 +34,17 @@ class StopSignals:
 
     Ctrl-C while a stop is under way, or another signal a second time, ends the process at once with exit code 128 + n.
     ``announce`` is called once with the first signal, at once and in a thread of its own: the main thread may be busy
-    for minutes. Signals that were ignored on entry (``nohup``) stay ignored. Off the main thread nothing is installed
-    and nothing is ever requested. Children made by ``fork`` get the old handlers back.
+    for minutes. ``last_word`` is called with the exit code before the process is ended, and has half a second. Signals
+    that were ignored on entry (``nohup``) stay ignored. Off the main thread nothing is installed and nothing is ever
+    requested. Children made by ``fork`` get the old handlers back.
     """
 
-    def __init__(self, announce: Callable[[int], None] = lambda number: None) -> None:
-        self._announce = announce
+    def __init__(
+        self,
+        announce: Callable[[int], None] = lambda number: None,
+        last_word: Callable[[int], None] = lambda code: None,
+    ) -> None:
+        self._announce, self._last_word = announce, last_word
         self.requested: int | None = None
         self._seen: dict[int, float] = {}
         self._old: dict[int, Any] = {}
@@ -114,20 +119,22 @@ class StopSignals:
         first = not self._seen
         self._seen.setdefault(number, now)
         if leave:
-            _leave(128 + number)
+            _leave(128 + number, self._last_word)
         if first:
             self._announce(number)
 
 
-def _leave(code: int) -> None:
-    # Flushing can block for ever on a full pipe, or on a lock that the main thread holds.
-    flusher = threading.Thread(target=_flush, daemon=True)
-    flusher.start()
-    flusher.join(timeout=0.5)
+def _leave(code: int, last_word: Callable[[int], None]) -> None:
+    # Either can block for ever: on a full pipe, on a lock that the main thread holds, on a file system that hangs.
+    ending = threading.Thread(target=_flush, args=(code, last_word), daemon=True)
+    ending.start()
+    ending.join(timeout=0.5)
     os._exit(code)
 
 
-def _flush() -> None:
+def _flush(code: int, last_word: Callable[[int], None]) -> None:
+    with contextlib.suppress(Exception):
+        last_word(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

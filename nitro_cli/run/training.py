@@ -52,7 +52,7 @@ class Training:
 
     def __init__(self, nitro: Nitro) -> None:
         self.nitro = nitro
-        self.signals = StopSignals(lambda number: nitro.notify("stopping", signal=number))
+        self.signals = StopSignals(lambda number: nitro.notify("stopping", signal=number), self._killed)
         self.compile_seconds = 0.0
         self.started = time.perf_counter()
         self.stats_before = cache_stats()
@@ -93,6 +93,10 @@ class Training:
             self._end(status, error.exit_code)
             raise error
         return self._finish(status)
+
+    def _killed(self, code: int) -> None:
+        """A second signal ends the process at once: the run's record must not say that it still runs."""
+        self.record.update_run(status="killed", exit_code=code, finished=_now())
 
     def _finish(self, status: str) -> Outcome:
         n = self.nitro

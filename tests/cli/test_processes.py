@@ -190,3 +190,21 @@ def test_closed_streams_are_no_error(slow):
     for redirection in (">&-", "2>&-", ">&- 2>&-"):
         done = subprocess.run(["sh", "-c", f"{command} {redirection}"], cwd=slow, env=env, capture_output=True)
         assert (done.returncode, done.stderr) == (0, b""), redirection
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_the_run_no_longer_says_that_it_runs(slow, start):
+    write(
+        slow,
+        "experiments/stuck.py",
+        SLOW.replace("time.sleep(0.02)", "time.sleep(0.02 if batch is self.batches[0] else 60)"),
+    )
+    process = start("train", "stuck", "--json", "--max-epochs", "50")
+    run = slow / json.loads(until(process, b'"event": "run"'))["run_dir"]
+    until(process, b'"event": "compile"')
+    until(process, b'"event": "compile"')
+    process.send_signal(signal.SIGINT)
+    assert json.loads(until(process, b'"event": "stopping"'))["signal"] == signal.SIGINT
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["status"], facts["exit_code"]) == ("killed", 130)
