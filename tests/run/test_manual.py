@@ -457,17 +457,17 @@ def test_a_device_field_is_set_and_scheduled_without_a_compile(handle):
 class Paths(TinyGAN):
     def schedules(self):
         return {
-            "learning_rate": lambda total: lambda step: 0.1 / (step + 1),
             "opt": {"disc": {"learning_rate": lambda total: lambda step: 0.2 * (step + 1)}, "gen.b1": 0.5},
+            "learning_rate": lambda total: lambda step: 0.1 / (step + 1),
         }
 
 
 def test_schedules_are_bound_by_path_and_absolute(handle):
     n = handle(Paths())
     assert [(row.key, row.target) for row in n.report.schedules] == [
-        ("learning_rate", "learning_rate of disc, gen"),
         ("opt.disc.learning_rate", "learning_rate of disc"),
         ("opt.gen.b1", "b1 of gen"),
+        ("learning_rate", "learning_rate of disc, gen"),
     ]
     n.train()
     state = n.snapshot()["opt_state"]
