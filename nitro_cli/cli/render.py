@@ -153,7 +153,8 @@ def plain_report(report: Any, verbose: bool) -> list[str]:
     for group in report.groups:
         facts = {"rule": group.rule, "learning_rate": group.learning_rate, **group.hyperparameters}
         facts |= {"weight_decay": group.weight_decay, "parameters": group.parameters, "leaves": group.leaves}
-        lines.append(f"binding group {group.group} {_said(facts)}")
+        kind = "optimizer" if report.mode == "manual" else "group"
+        lines.append(f"binding {kind} {group.group} {_said(facts)}")
     lines += [f"binding schedule {row.key} target={row.target} source={row.source}" for row in report.schedules]
     lines.append(f"binding run {_said({k: v for k, v in report.run.items() if k != 'run_dir'})}")
     lines += [f"binding hook {_hook_text(hook)}" for hook in report.hooks]

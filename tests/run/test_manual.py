@@ -37,6 +37,7 @@ from nitro_cli import (
     optimizer_state,
     step_optimizer,
 )
+from nitro_cli.cli.render import binding_lines, plain_report
 from nitro_cli.errors import DivergenceError, ExperimentError, NitroError, ProtectError
 from nitro_cli.run.acceptance import acceptance_check
 
@@ -534,6 +535,13 @@ def test_the_mode_is_shown_in_every_report_and_record(handle):
     assert n.report.groups[0].learning_rate == 0.01
     assert [(row.hook, row.fields) for row in n.report.hooks] == [("train_step", ("x", "z"))]
     json.dumps(n.report.to_json())
+    plain, screen = plain_report(n.report, False), binding_lines(n.report)
+    assert "binding mode manual" in plain
+    assert [line.split(" rule=")[0] for line in plain if "rule=" in line] == [
+        "binding optimizer disc",
+        "binding optimizer gen",
+    ]
+    assert any(line.split() == ["mode", "manual:", "train_step", "owns", "the", "step"] for line in screen)
 
 
 def test_declining_keeps_the_step_and_trains_automatically(handle):
