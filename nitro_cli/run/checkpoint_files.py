@@ -209,17 +209,14 @@ def _asked_to_talk() -> bool:
 
 
 _filter = _OrbaxFilter()
-_quiet = False
 
 
 def quiet_orbax() -> None:
     """Keep orbax's own words off stderr; nitro says what matters. absl's verbosity brings them back."""
-    global _quiet
-    if _quiet:
+    logging.getLogger("absl").addFilter(_filter)  # once: a logger keeps no filter twice
+    if getattr(sys.unraisablehook, "from_nitro", False):
         return
-    _quiet = True
-    logging.getLogger("absl").addFilter(_filter)
-    before = sys.unraisablehook
+    before = sys.unraisablehook  # looked at each time, for others put hooks of their own in its place and take them out
 
     def hook(unraisable: Any) -> None:
         # After a failed read or write, native code calls back into an event loop that is gone by then.
@@ -227,4 +224,5 @@ def quiet_orbax() -> None:
         if not gone or _asked_to_talk():
             before(unraisable)
 
+    hook.from_nitro = True
     sys.unraisablehook = hook

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -469,3 +470,15 @@ with Checkpoints(pathlib.Path({str(tmp_path)!r})) as checkpoints:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_the_noise_of_closed_event_loops_stays_away_when_somebody_reset_the_hook(monkeypatch):
+    from nitro_cli.run.checkpoint_files import quiet_orbax
+
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    quiet_orbax()
+    quiet_orbax()
+    for error in (RuntimeError("Event loop is closed"), ValueError("something else")):
+        sys.unraisablehook(SimpleNamespace(exc_value=error))
+    assert [str(unraisable.exc_value) for unraisable in said] == ["something else"]
