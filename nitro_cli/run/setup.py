@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro_cli.data.routing import RESERVED, Route, route
-from nitro_cli.data.source import DataError, check_batch, check_source, describe, first_batch, infer_batch_size
+from nitro_cli.data.routing import Route
+from nitro_cli.data.source import check_source
 from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.content import check_graphconst, content_digest, short_value
@@ -44,6 +44,7 @@ from nitro_cli.optim.schedules import Bound, Table, bind, mentions, parse
 from nitro_cli.optim.update import anchored_buffers
 from nitro_cli.programs.fingerprint import atom
 from nitro_cli.programs.recipe import Recipe
+from nitro_cli.run.batches import check_ragged, route_batches
 from nitro_cli.run.checkpoints import CheckpointPolicy
 from nitro_cli.run.manual_setup import (
     check_evaluable,
@@ -117,7 +118,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     check_signatures(cls)
 
     splits = _splits(cls, hooks["build_data"](experiment, None) if data is None else data)
-    _check_ragged(splits)
+    check_ragged(splits)
     experiment = _derived(experiment, hooks, splits, sources)
     settings = Knobs(**{name: extra.get(name, knob(experiment, name)) for name in KNOBS})
     for name in graphconst_fields(cls):
@@ -129,7 +130,7 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
     _check_params(cls, params)
 
     residency = {name: _residency(cls, hooks, experiment, name) for name in ("metrics", "train_metrics")}
-    schema, widths, routes = _routes(cls, hooks, splits, residency, manual)
+    schema, widths, routes = route_batches(cls, hooks, splits, residency, manual)
     train = splits.get("train")
     if train is not None and len(train) % settings.accum:
         raise _indivisible(len(train), settings.accum)
@@ -255,22 +256,6 @@ def _with_fields(experiment: Any, given: Mapping[str, Any], sources: dict[str, S
             sources[name] = Source("python", "Nitro keyword", (("before", getattr(experiment, name)),))
         experiment = replace_fields(experiment, **changes)
     return experiment, {name: value for name, value in given.items() if name not in metadata}
-
-
-def _check_ragged(splits: Mapping[str, Any]) -> None:
-    """A training split whose last batch is shorter is known at once where the loader tells its rows."""
-    if "train" not in splits:
-        return
-    info = describe(splits["train"])
-    if info.rows is None or not info.batch_size or info.dropped:
-        return
-    last = info.rows % info.batch_size
-    if last and info.rows > info.batch_size:
-        raise DataError(
-            f"the last batch of 'train' would have {last} rows, the others {info.batch_size}: a program takes one size",
-            f"fix: drop it (ArrayLoader(..., drop_last=True)), or take a batch_size that divides {info.rows} rows",
-            split="train",
-        )
 
 
 def _policy(cls: type, function: Callable[..., Any], experiment: Any) -> Any:
@@ -439,64 +424,6 @@ def _check_params(cls: type, params: Leaves) -> None:
             )
 
 
-def _routes(
-    cls: type,
-    hooks: Mapping[str, Callable[..., Any]],
-    splits: Mapping[str, Any],
-    residency: Mapping[str, str],
-    manual: bool,
-) -> tuple[dict[str, dict[str, jax.ShapeDtypeStruct]], dict[str, int], dict[str, Route]]:
-    """Per split the shapes of its first batch and its width, and per hook the fields that it receives. Fields that
-    only a hook on the host takes never travel, so they may be anything: texts, for example.
-
-    An experiment that owns its step is trained on what ``train_step`` takes and evaluated on what ``forward`` takes, so
-    its splits may have different fields."""
-    reference = "train" if "train" in splits else next(iter(splits))
-    first = {split: first_batch(split, source) for split, source in splits.items()}
-    routes = {
-        name: route(cls, name, hooks[name], tuple(first[split]), split, positional)
-        for name, positional, split in _routed(hooks, splits, reference, residency, manual)
-    }
-    schema, widths = {}, {}
-    for split, batch in first.items():
-        stepped = manual and split == "train"
-        evaluating = [name for name in routes if name != "train_step"]
-        traced = [routes[n] for n in (["train_step"] if stepped else evaluating) if residency.get(n) != "host"]
-        used = tuple(dict.fromkeys(f for r in traced for f in r.fields if f not in RESERVED))
-        present = [name for name in used if name in batch]
-        forward = None if stepped else routes.get("forward")
-        if forward is None and not stepped:  # an experiment that only trains
-            schema[split] = {name: _spec(batch[name]) for name in batch}
-            continue
-        needed = forward.fields if forward is not None else ()
-        lacking = [name for name in needed if forward and name not in batch and name not in forward.optional]
-        if lacking:
-            raise ExperimentError(
-                f"split '{split}' has no field '{lacking[0]}', which {cls.__name__}.forward takes",
-                f"its batches have: {listed(sorted(batch))}",
-            )
-        check_batch(split, 0, batch, None, present)
-        widths[split] = infer_batch_size(split, batch, present)
-        schema[split] = {name: _spec(batch[name]) for name in batch}
-    return schema, widths, routes
-
-
-def _routed(
-    hooks: Mapping[str, Any], splits: Mapping[str, Any], reference: str, residency: Mapping[str, str], manual: bool
-) -> list[tuple[str, int, str]]:
-    """The hooks that take batch fields: name, arguments by position, and the split whose fields they may name."""
-    evaluated, names = reference, ["forward", "loss", "metrics", "train_metrics"]
-    if manual:
-        evaluated = "val" if "val" in splits else next((split for split in splits if split != "train"), reference)
-        names = ["forward", "loss" if "metrics" not in hooks else "metrics"]
-        names += ["train_metrics"] if residency["train_metrics"] == "host" else []
-    taken = [
-        (name, 3 if name == "forward" else 1, reference if name == "train_metrics" else evaluated) for name in names
-    ]
-    step = [("train_step", 4, "train")] if manual and "train" in splits else []
-    return [*step, *(row for row in taken if row[0] in hooks)]
-
-
 def _check_accum(cls: type, accum: int, step: Route) -> None:
     if accum == 1 or step.accum:
         return
@@ -507,14 +434,6 @@ def _check_accum(cls: type, accum: int, step: Route) -> None:
         "step averages over it",
         place=class_source(cls).place("train_step"),
     )
-
-
-def _spec(array: Any) -> Any:
-    """Shape and the dtype jax will give it; for bookkeeping fields that never travel, whatever they are."""
-    array = np.asarray(array)
-    if array.dtype.kind in "OUSMm":
-        return None
-    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def _residency(cls: type, hooks: Mapping[str, Callable[..., Any]], experiment: Any, name: str) -> str:
