@@ -26,7 +26,7 @@ def evaluation_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]
     code = fingerprint(recipe.owner, forward=recipe.hooks["forward"], model=model_content)
     arguments = recipe.described()
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
-    return Request("evaluation", code, arguments, recipe.settings() | {"train": "False"}, recipe.fields)
+    return Request("evaluation", code, arguments, recipe.settings() | {"train": "False"}, recipe.fields, recipe.name)
 
 
 def build_evaluation(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
@@ -66,7 +66,7 @@ def metric_request(
     arguments = outputs.described("outputs") | recipe.device.described("device")
     arguments["outputs"] = str(outputs.structure)
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
-    return Request(hook, code, arguments, {"rows": str(rows)}, recipe.fields)
+    return Request(hook, code, arguments, {"rows": str(rows)}, recipe.fields, recipe.name)
 
 
 def build_metric(

@@ -52,7 +52,9 @@ class Fingerprint:
 
     entries: dict[str, str]
     places: dict[str, str] = field(default_factory=dict)
-    unstable: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    codes: frozenset[types.CodeType] = frozenset()
+    again: Any = None
 
     def digest(self) -> str:
         text = "\n".join(f"{name} = {value}" for name, value in sorted(self.entries.items()))
@@ -65,7 +67,8 @@ def fingerprint(owner: type | None = None, /, **roots: Any) -> Fingerprint:
     walk = _Walk()
     for name, value in roots.items():
         walk.visit(name, value, owner)
-    return Fingerprint(walk.entries, walk.places, tuple(walk.unstable))
+    again = functools.partial(fingerprint, owner, **roots)
+    return Fingerprint(walk.entries, walk.places, tuple(walk.unstable), frozenset(walk.codes), again)
 
 
 def is_user_code(filename: str) -> bool:
@@ -80,6 +83,7 @@ class _Walk:
         self.entries: dict[str, str] = {}
         self.places: dict[str, str] = {}
         self.unstable: list[str] = []
+        self.codes: list[types.CodeType] = []
         self._seen: dict[int, tuple[str, Any]] = {}
 
     def visit(self, path: str, value: Any, owner: type | None = None) -> None:
@@ -148,6 +152,7 @@ class _Walk:
         defaults = {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
         if is_user_code(code.co_filename):
             self.entries[path] = f"code {code_digest(code)}"
+            self.codes.extend(_nested(code))
             self.places[path] = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
             self._globals(function, code, owner)
         else:
@@ -309,6 +314,13 @@ def code_digest(code: types.CodeType) -> str:
     ]
     parts.extend(_constant(constant) for constant in _constants(code))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
 
 
 def _constants(code: types.CodeType) -> tuple[Any, ...]:

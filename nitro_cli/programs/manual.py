@@ -38,7 +38,7 @@ def step_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], mode
         "accum": str(recipe.accum) if recipe.routes["train_step"].accum else "none",
         "train_metrics": "host" if recipe.host_metrics else "none",
     }
-    return Request("step", code, arguments, settings, recipe.fields)
+    return Request("step", code, arguments, settings, recipe.fields, recipe.name)
 
 
 def build_step(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:

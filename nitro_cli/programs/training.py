@@ -58,7 +58,7 @@ def gradient_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], 
         "accum": "1" if recipe.accum == 1 else "more than 1",
         "train_metrics": recipe.residency["train_metrics"] if recipe.hooks.get("train_metrics") else "none",
     }
-    return Request("gradient", fingerprint(recipe.owner, **roots), arguments, settings, recipe.fields)
+    return Request("gradient", fingerprint(recipe.owner, **roots), arguments, settings, recipe.fields, recipe.name)
 
 
 def build_gradient(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
@@ -168,7 +168,7 @@ def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) ->
     """What the update program depends on: no hook but the optimizer's, and no batch."""
     rule = optimizer_request(recipe)
     arguments = {**rule.arguments, **optimizer.described("opt_state"), "row": f"float[{len(columns)}]"}
-    return Request("update", rule.code, arguments, rule.settings, rule.fields)
+    return Request("update", rule.code, arguments, rule.settings, rule.fields, rule.experiment)
 
 
 def optimizer_request(recipe: Recipe) -> Request:
@@ -186,7 +186,9 @@ def optimizer_request(recipe: Recipe) -> Request:
         ),
         "no_decay": " ".join(path for path, no in zip(recipe.params.paths, plan.no_decay, strict=True) if no),
     }
-    return Request("optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings, recipe.fields)
+    return Request(
+        "optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings, recipe.fields, recipe.name
+    )
 
 
 def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Built:
