@@ -12,7 +12,7 @@ import contextlib
 import io
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +34,18 @@ def build(
     donate: Sequence[int] = (),
     reads: set[str],
     found: dict[str, Any],
+    options: Mapping[str, Any] | None = None,
+    linked: dict[str, Any] | None = None,
 ) -> Built:
     """The program ``function`` for ``arguments`` (pytrees of ``jax.ShapeDtypeStruct``).
 
     ``donate`` gives the positions of arguments whose buffers the program may take. ``reads`` is filled by the trace
-    with the GraphConst fields that it read, ``found`` with what the caller wants to keep of it.
+    with the GraphConst fields that it read, ``found`` with what the caller wants to keep of it. ``options`` are
+    compiler options; ``linked`` holds executables of this process by what they lower to, where they are to be shared.
 
     Raises CacheMismatch where a stored program is to be verified and is another one than is traced now.
     """
-    job = _Job(request, function, arguments, tuple(donate), reads, found, open_store())
+    job = _Job(request, function, arguments, tuple(donate), reads, found, dict(options or {}), linked, open_store())
     built = job.stored()
     if built is not None:
         return built
@@ -59,10 +62,12 @@ class _Job:
     donate: tuple[int, ...]
     reads: set[str]
     found: dict[str, Any]
+    options: dict[str, Any]
+    linked: dict[str, Any] | None
     store: Store | None
 
     def lowered(self, again: bool = False) -> Lowered:
-        return lower(self.request, self.function, self.arguments, self.donate, again)
+        return lower(self.request, self.function, self.arguments, self.donate, self.options, again)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         return self.store.alone(self.request.digest) if self.store is not None else contextlib.nullcontext()
@@ -147,6 +152,8 @@ class _Job:
             differs = self._differs(low) if compare else []
         seconds = time.perf_counter() - start
         entry, kept_out = "", tuple(objections + differs)
+        if self.linked is not None:
+            self.linked[low.digest] = executable
         if self.store is not None:
             entry, kept_out = self._keep(self.store, low, executable, origin, kept_out, seconds)
         return Built(
@@ -173,6 +180,8 @@ class _Job:
 
     def _linked(self, low: Lowered) -> Any:
         """What the same lowered program was compiled to before, under whatever key."""
+        if self.linked is not None and low.digest in self.linked:
+            return self.linked[low.digest]
         if self.store is None or settings.cold or settings.verify:
             return None
         payload = self.store.executable(low.digest)

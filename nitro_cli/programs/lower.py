@@ -7,7 +7,7 @@ import functools
 import hashlib
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ class Lowered:
     """A lowered program. ``stages`` is jax's own object; ``text`` its StableHLO, without places in files."""
 
     request: Request
+    options: Mapping[str, Any]
     jaxpr: Any
     stages: Any
     trace_seconds: float
@@ -40,7 +41,7 @@ class Lowered:
     def digest(self) -> str:
         """Of everything that decides what XLA makes of it."""
         facts = "\n".join(f"{name} = {value}" for name, value in sorted(self.request.environment.items()))
-        return hashlib.sha256(f"{facts}\n\n{self.text}".encode()).hexdigest()
+        return hashlib.sha256(f"{facts}\n{sorted(self.options.items())}\n{self.text}".encode()).hexdigest()
 
     @property
     def lapack(self) -> bool:
@@ -63,9 +64,11 @@ def lower(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     donate: tuple[int, ...],
+    options: Mapping[str, Any],
     again: bool,
 ) -> Lowered:
-    """``again`` traces everything once more, past what jax remembers of the first time."""
+    """``options`` are compiler options. ``again`` traces everything once more, past what jax remembers of the first
+    time."""
     function.__name__ = f"nitro_{request.program}"
 
     def traced(*arguments: Any) -> Any:
@@ -74,8 +77,9 @@ def lower(
     traced.__name__ = function.__name__
     with _trace_context(f"{request.digest} {sorted(request.fields.items())}{' again' if again else ''}"):
         start = time.perf_counter()
-        jaxpr = jax.jit(traced if again else function, donate_argnums=donate).trace(*arguments)
+        jitted = jax.jit(traced if again else function, donate_argnums=donate, compiler_options=dict(options) or None)
+        jaxpr = jitted.trace(*arguments)
         after_trace = time.perf_counter()
         stages = jaxpr.lower()
         end = time.perf_counter()
-    return Lowered(request, jaxpr.jaxpr, stages, after_trace - start, end - after_trace)
+    return Lowered(request, dict(options), jaxpr.jaxpr, stages, after_trace - start, end - after_trace)
