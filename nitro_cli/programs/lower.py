@@ -41,7 +41,9 @@ class Lowered:
     def digest(self) -> str:
         """Of everything that decides what XLA makes of it."""
         facts = "\n".join(f"{name} = {value}" for name, value in sorted(self.request.environment.items()))
-        return hashlib.sha256(f"{facts}\n{sorted(self.options.items())}\n{self.text}".encode()).hexdigest()
+        # The text leaves out arguments that are not used, which the executable is called with all the same.
+        taken = [f"{a.dtype}{a.shape}{a.donated}" for a in jax.tree.leaves(self.stages.args_info)]
+        return hashlib.sha256(f"{facts}\n{sorted(self.options.items())}\n{taken}\n{self.text}".encode()).hexdigest()
 
     @property
     def lapack(self) -> bool:

@@ -3,7 +3,8 @@
     <root>/                    the user's own, mode 0700
       programs/<experiment>/<program>/<key>/<fields>.json     what one program depended on, and where its executable is
       executables/<digest>     the executable, found by the digest of the lowered program, behind a checksum
-      jax/<version and machine>/                              jax's own compilation cache, for all other programs
+      facts/<key>              small answers that would take a trace to find
+    jax/<version and machine>/                              jax's own compilation cache, for all other programs
       runs.jsonl               what each run compiled and loaded
       locks/
 
@@ -177,6 +178,16 @@ class Store:
             if lock is not None:
                 lock.release()
 
+    def fact(self, key: str) -> Any:
+        """What was kept under a key by ``keep_fact``; None where there is nothing."""
+        data = _read(self.root / "facts" / key)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return json.loads(data or b"")["answer"]
+        return None
+
+    def keep_fact(self, key: str, answer: Any) -> None:
+        _write(self.root / "facts" / key, json.dumps({"answer": answer}).encode())
+
     def note_run(self, facts: Mapping[str, Any]) -> None:
         """Append one run's counters."""
         with contextlib.suppress(OSError):
@@ -264,7 +275,7 @@ class Store:
         import shutil
 
         size = self.size()
-        for name in ("programs", "executables", "jax", "locks"):
+        for name in ("programs", "executables", "facts", "jax", "locks"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         _remove(self.root / "runs.jsonl")
         return size
