@@ -25,7 +25,7 @@ import secrets
 import stat
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -241,29 +241,41 @@ class Store:
         except (Timeout, OSError):
             return 0
 
+    def tidy(self) -> None:
+        """Prune, unless that was done less than a day ago."""
+        mark = self.root / "pruned"
+        if time.time() - _modified(mark) > 86400:
+            self.prune()
+            _write(mark, b"")
+
     def _prune(self, max_bytes: int, max_days: float) -> int:
         # A new executable is written before its entry: one that is minutes old is not an orphan yet.
         removed = [path for path in self.orphans() if time.time() - _modified(path) > 600.0]
         for path in removed:
             _remove(path)
-        aged = sorted(self._entry_paths(), key=_modified)
+        entries = set(self._entry_paths())
+        others = [path for name in ("jax", "facts") for path in (self.root / name).rglob("*") if path.is_file()]
         size, oldest = self.size(), time.time() - max_days * 86400
-        for path in aged:
+        for path in sorted([*entries, *others], key=_modified):
             if _modified(path) >= oldest and size <= max_bytes:
                 break
-            size -= self._evict(path, [other for other in aged if other != path and other.exists()])
+            entries.discard(path)
+            size -= self._evict(path, entries)
             removed.append(path)
         for folder in sorted(self.programs.rglob("*"), reverse=True):
             with contextlib.suppress(OSError):
                 folder.rmdir()  # refused unless empty
         return len(removed)
 
-    def _evict(self, path: Path, others: list[Path]) -> int:
-        entry, size = self._entry(path), 0
-        shared = {other.executable for o in others if (other := self._entry(o)) is not None}
-        victims = [path, path.with_suffix(".uses")]
-        if entry is not None and entry.executable and entry.executable not in shared:
-            victims.append(self.executables / entry.executable)
+    def _evict(self, path: Path, others: Iterable[Path]) -> int:
+        """Remove one file; of an entry also its executable, unless one of ``others`` has the same. Returns its size."""
+        victims, size = [path], 0
+        entry = self._entry(path) if path.suffix == ".json" else None
+        if entry is not None:
+            victims.append(path.with_suffix(".uses"))
+            shared = {other.executable for o in others if (other := self._entry(o)) is not None}
+            if entry.executable and entry.executable not in shared:
+                victims.append(self.executables / entry.executable)
         for victim in victims:
             with contextlib.suppress(OSError):
                 size += victim.stat().st_size

@@ -22,6 +22,7 @@ from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.optim.leaves import Leaves
 from nitro_cli.programs.cache import Program
+from nitro_cli.programs.jax_cache import use_jax_cache
 from nitro_cli.programs.training import optimizer_state
 from nitro_cli.run.checkpoints import CheckpointInfo
 from nitro_cli.run.device_values import check_device_field, converted
@@ -68,6 +69,7 @@ class Nitro:
         root: Path | None = None,
         **knobs: Any,
     ) -> None:
+        use_jax_cache()
         weights, resume = named_weights(e, weights, root), named_run(e, resume, root)
         if resume is not None and isinstance(weights, tuple):
             raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
