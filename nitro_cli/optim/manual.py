@@ -51,6 +51,10 @@ class Optimizer:
     def __repr__(self) -> str:
         return self.rule.name
 
+    def content(self) -> tuple[Any, ...]:
+        """What it decides, as plain values; the code of the rule is looked at by the fingerprint of the step."""
+        return self.rule.name, list(self.rule.hyperparameters), self.params.described("ps")
+
 
 @jax.tree_util.register_pytree_with_keys_class
 class OptimizerState:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from nitro_cli.experiment.view import tracing
-from nitro_cli.optim.leaves import Leaves, spec_text
+from nitro_cli.optim.leaves import Leaves, spec_text, structure_text
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
@@ -64,7 +64,7 @@ def metric_request(
     """What a device-resident metric depends on: its own hook, and nothing of ``forward`` but the outputs' shapes."""
     code = fingerprint(recipe.owner, **{hook: recipe.hooks[hook]})
     arguments = outputs.described("outputs") | recipe.device.described("device")
-    arguments["outputs"] = str(outputs.structure)
+    arguments["outputs"] = structure_text(outputs.structure)
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
     return Request(hook, code, arguments, {"rows": str(rows)}, recipe.fields, recipe.name)
 

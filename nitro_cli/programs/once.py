@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from nitro_cli.optim.leaves import structure_text
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import Fingerprint
@@ -52,7 +53,7 @@ def run_once(
             found["structure"] = out
         return flat
 
-    request = Request(name, code, described | {"tree": str(tree)}, settings or {}, {}, experiment)
+    request = Request(name, code, described | {"tree": structure_text(tree)}, settings or {}, {}, experiment)
     if request.digest not in _HELD:
         _HELD[request.digest] = build(
             request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=_EXECUTABLES
