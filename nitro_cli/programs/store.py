@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 import time
 import warnings
@@ -29,8 +28,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from nitro_cli.errors import AnswerNo
 
@@ -165,6 +162,8 @@ class Store:
     def alone(self, key: str) -> Iterator[None]:
         """While active, no other process compiles the program of this key, unless waiting took too long. The lock is
         the system's own, so it is free as soon as its process is gone, however that ended."""
+        from filelock import FileLock, Timeout  # here, since a start from the store needs no lock
+
         lock = None
         try:
             folder = _private(self.root / "locks")
@@ -212,13 +211,13 @@ class Store:
                 continue
             uses = [line.split() for line in (_read(path.with_suffix(".uses")) or b"").decode().splitlines()]
             saved = sum(float(use[1]) for use in uses if len(use) == 2)
-            size = path.stat().st_size + (entry.bytes if entry.usable else 0)
+            size = _bytes(path) + (entry.bytes if entry.usable else 0)
             found.append(Listed(entry, path, size, _modified(path), len(uses), saved))
         return sorted(found, key=lambda row: (row.entry.experiment, row.entry.program, row.used))
 
     def size(self) -> int:
         """Bytes on disk, of everything."""
-        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+        return sum(_bytes(path) for path in self.root.rglob("*") if path.is_file())
 
     def orphans(self) -> list[Path]:
         """Executables without an entry, damaged entries, and temporary files that their process left behind."""
@@ -228,12 +227,15 @@ class Store:
         lost = [path for path, entry in entries.items() if entry is None]
         lost += [path for path in _files(self.executables, "") if path.name not in wanted and not _temporary(path)]
         lost += [path for path in self.root.rglob("*.tmp") if time.time() - _modified(path) > _ABANDONED]
+        lost += [path for path in _files(self.root / "locks", ".lock") if time.time() - _modified(path) > 86400]
         lost += [uses for uses in self.programs.rglob("*.uses") if not uses.with_suffix(".json").exists()]
         return lost
 
     def prune(self, max_bytes: int = MAX_BYTES, max_days: float = MAX_DAYS) -> int:
         """Remove orphans, then entries that nobody used for ``max_days``, then the least recently used until the rest
         fits ``max_bytes``. Returns how many files went. Does nothing while another process prunes."""
+        from filelock import FileLock, Timeout
+
         try:
             lock = FileLock(_private(self.root / "locks") / "prune.lock", timeout=0)
             with lock:
@@ -277,8 +279,7 @@ class Store:
             if entry.executable and entry.executable not in shared:
                 victims.append(self.executables / entry.executable)
         for victim in victims:
-            with contextlib.suppress(OSError):
-                size += victim.stat().st_size
+            size += _bytes(victim)
             _remove(victim)
         return size
 
@@ -393,7 +394,7 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, data: bytes) -> bool:
     """Write a file whole, under another name first. False, with a warning, where the disk refuses."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         _private(path.parent)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -442,6 +443,13 @@ def _folders(folder: Path) -> list[Path]:
 
 def _temporary(path: Path) -> bool:
     return path.suffix == ".tmp"
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _modified(path: Path) -> float:
