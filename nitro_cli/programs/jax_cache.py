@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-from nitro_cli.programs.key import environment
+from nitro_cli.programs.environment import environment
 from nitro_cli.programs.store import Store, open_store
 
 _FACTS = ("jax", "jaxlib", "python", "platform", "processor", "device")

@@ -12,18 +12,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 
-import jax
-
+from nitro_cli.programs.environment import environment
 from nitro_cli.programs.fingerprint import Fingerprint
-
-_VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
-# Settings of jax that say how it reports or stores, and change no program.
-_SILENT = ("log", "cache", "traceback", "dump", "explain", "profil", "check_", "transfer_guard", "compiler_detailed")
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Request:
     settings: Mapping[str, str]
     fields: Mapping[str, str] = field(default_factory=dict)
     experiment: str = ""
-    environment: Mapping[str, str] = field(default_factory=lambda: environment())
+    environment: Mapping[str, str] = field(default_factory=environment)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -51,18 +44,3 @@ class Request:
 
     def reads_same(self, other: Request, reads: Iterable[str]) -> bool:
         return all(self.fields.get(name) == other.fields.get(name) for name in reads)
-
-
-def environment() -> dict[str, str]:
-    """Versions, devices, and the settings of jax that change what it compiles."""
-    facts = _installed() | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-    facts["device"] = f"{jax.default_backend()} {jax.devices()[0].device_kind} x {len(jax.devices())}"
-    for name, value in sorted(jax.config.values.items()):
-        if not any(word in name for word in _SILENT):
-            facts[name] = str(value)
-    return facts
-
-
-@functools.cache
-def _installed() -> dict[str, str]:
-    return {name: metadata.version(name) for name in _VERSIONED}
