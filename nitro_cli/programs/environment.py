@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ _VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # Settings of jax that say how it reports or stores, and change no program.
 _SILENT = ("log", "cache", "traceback", "dump", "explain", "profil", "check_", "transfer_guard", "compiler_detailed")
-_ROOMS = ("programs", "optim", "experiment", "metrics", "data", "models.py", "manual.py", "errors.py")
+_TRACED = ("programs/*.py", "optim/*.py", "experiment/*.py", "metrics/*.py", "data/*.py", "*.py")
 
 
 def environment() -> dict[str, str]:
@@ -29,7 +30,17 @@ def environment() -> dict[str, str]:
     for name, value in sorted(jax.config.values.items()):
         if not any(word in name for word in _SILENT):
             facts[name] = str(value)
-    return facts
+    return facts | _for_a_while()
+
+
+def _for_a_while() -> dict[str, str]:
+    """What stands in the key of jax's own caches, a mesh for example, and in none of its settings."""
+    try:
+        from jax._src import config
+
+        return {"jax trace context": re.sub(r" at 0x[0-9a-f]+", "", str(config.trace_context()))}
+    except Exception:  # jax has no public name for it
+        return {}
 
 
 @functools.cache
@@ -66,11 +77,8 @@ def _processor() -> str:
 def _own_code() -> str:
     """A digest of nitro's own files that take part in a trace, so that a store outlives no edit of them."""
     root = Path(__file__).resolve().parent.parent
-    paths = [
-        path for room in _ROOMS for path in ([root / room] if room.endswith(".py") else (root / room).glob("*.py"))
-    ]
     digest = hashlib.sha256()
-    for path in sorted(paths):
+    for path in sorted(path for files in _TRACED for path in root.glob(files)):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
