@@ -92,7 +92,7 @@ def held_by_reference(dtype: np.dtype) -> bool:
 
 def dtype_text(dtype: np.dtype) -> str:
     if dtype.names:
-        fields = dtype.fields or {}
+        fields: Any = dtype.fields
         return f"{{{', '.join(f'{n}: {dtype_text(fields[n][0])} at {fields[n][1]}' for n in dtype.names)}}}"
     if dtype.subdtype:
         return f"{dtype_text(dtype.subdtype[0])}{dtype.subdtype[1]}"

@@ -44,6 +44,9 @@ _STORE_NAME = _OP["STORE_NAME"]
 _IMPORT, _IMPORT_FROM, _POP, _NULL = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"], _OP["POP_TOP"], _OP["PUSH_NULL"]
 # What a class statement stores that says how it is written.
 _WRITING = ("__doc__", "__firstlineno__", "__static_attributes__")
+_CALL = _ops("PRECALL", "CALL", "KW_NAMES")
+# How far a call of ``getattr`` has been read: its name, the object, the name it looks up, a default.
+_NOTHING, _FUNCTION, _OBJECT, _NAME, _DEFAULT = range(5)
 _LOOK_UP = ("getattr", "hasattr", "setattr", "delattr")
 # Flags that change what a call does: *args, **kwargs, generators and coroutines.
 _FLAGS = 0x04 | 0x08 | 0x20 | 0x80 | 0x100 | 0x200
@@ -115,8 +118,9 @@ class _Scanner:
         self.dynamic = False
         self.open: list[str] | None = None
         self.into = self.chains
-        self.look_up = 0  # 1 after ``getattr``, 2 after the object that it is to look at
-        self.nested = [scan(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        self.look_up = _NOTHING
+        self.candidate: tuple[list[str] | None, dict[Chain, None], str] = (None, self.chains, "")
+        self.nested = [scan(each) for each in code.co_consts if isinstance(each, types.CodeType)]
 
     def result(self) -> Scan:
         constants: list[Any] = [None, None]
@@ -129,6 +133,8 @@ class _Scanner:
             self._import(op, arg, constants)
             self._chain(op, arg)
         self._close()
+        if self.look_up:
+            self._look_up_ends(sure=False)
         own = [each for inner in self.nested for each in inner.captured if each[0] in self.code.co_freevars]
         return Scan(
             self.code,
@@ -136,7 +142,7 @@ class _Scanner:
             _merged(self.chains, *(inner.chains for inner in self.nested)),
             _merged(self.captured, own),
             _local_chains(self.code, {name for each in self.imports for name, _ in each[2]}),
-            (*(Import(*each[:2], tuple(each[2])) for each in self.imports), *_all(self.nested, "imports")),
+            (*(Import(each[0], each[1], tuple(each[2])) for each in self.imports), *_all(self.nested, "imports")),
             frozenset(self.attributes).union(*(inner.attributes for inner in self.nested)),
             _merged(self.assigned, *(inner.assigned for inner in self.nested)),
             self.dynamic or any(inner.dynamic for inner in self.nested),
@@ -171,7 +177,7 @@ class _Scanner:
                 return
             if self.open is not None and op in _ASSIGN_ATTRIBUTE:
                 self.assigned[".".join([*self.open, name])] = None
-            if self.look_up == 2 and op in _ATTRIBUTE:
+            if self.look_up in (_OBJECT, _DEFAULT) and op in _ATTRIBUTE:
                 return
         if self.look_up:
             self._looked_up(op, arg)
@@ -179,7 +185,7 @@ class _Scanner:
         if op in _GLOBAL:
             self.open, self.into = [self.code.co_names[arg >> _SHIFT.get(op, 0)]], self.chains
             if self.open[0] in _LOOK_UP:
-                self.look_up = 1
+                self.look_up = _FUNCTION
         elif op in _FREE and (name := _variable(self.code, arg)) in self.code.co_freevars:
             self.open, self.into = [name], self.captured
         elif op in _ASSIGN:
@@ -187,19 +193,28 @@ class _Scanner:
 
     def _looked_up(self, op: int, arg: int) -> None:
         """``getattr(a.b, "c")`` is read as ``a.b.c``; a name that is computed makes the code dynamic."""
-        if self.look_up == 1 and (op in _GLOBAL or op in _FREE or (op in _FAST and op not in _PAIRS)):
-            self.look_up = 2
+        loads = op in _GLOBAL or op in _FREE or (op in _FAST and op not in _PAIRS)
+        if self.look_up == _FUNCTION and loads:
+            self.look_up = _OBJECT
+        elif self.look_up == _OBJECT and op in _HAS_CONST and isinstance(self.code.co_consts[arg], str):
+            self.candidate = (self.open, self.into, self.code.co_consts[arg])
+            self.open, self.look_up = None, _NAME
+        elif self.look_up == _NAME and (loads or op in _HAS_CONST):
+            self.look_up = _DEFAULT
+        elif op == _NULL and self.look_up == _FUNCTION:
             return
-        if op == _NULL:
-            return
-        name = self.code.co_consts[arg] if self.look_up == 2 and op in _HAS_CONST else None
-        if isinstance(name, str):
-            self.attributes.add(name)
-            if self.open is not None:
-                self.open.append(name)
         else:
-            self.dynamic = True
-        self.look_up = 0
+            self._look_up_ends(sure=op in _CALL and self.look_up in (_NAME, _DEFAULT))
+
+    def _look_up_ends(self, sure: bool) -> None:
+        chain, into, name = self.candidate
+        self.dynamic = self.dynamic or not sure
+        if sure:
+            self.attributes.add(name)
+        if chain is not None:
+            into[(*chain, name) if sure else tuple(chain)] = None
+        self.candidate = (None, self.chains, "")
+        self.look_up = _NOTHING
 
     def _close(self) -> None:
         if self.open is not None:
@@ -236,7 +251,7 @@ def _variable(code: Any, arg: int) -> str:
 def _local_chains(code: types.CodeType, names: set[str]) -> tuple[Chain, ...]:
     """Chains that begin with a local variable among ``names``: one that an import statement binds."""
     if not names:
-        inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
         return _merged(*(scan(each).imported for each in inner))
     found: dict[Chain, None] = {}
     chain: list[str] | None = None
@@ -251,10 +266,10 @@ def _local_chains(code: types.CodeType, names: set[str]) -> tuple[Chain, ...]:
             if chain is not None:
                 found[tuple(chain)] = None
             chain = [name] if name in names else None
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            free = names.intersection(constant.co_freevars)
-            found.update(dict.fromkeys((*_local_chains(constant, free), *scan(constant).imported)))
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            free = names.intersection(each.co_freevars)
+            found.update(dict.fromkeys((*_local_chains(each, free), *scan(each).imported)))
     return tuple(found)
 
 

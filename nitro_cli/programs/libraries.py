@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _NITRO = str(Path(__file__).parent.parent)
+_HEAP_TYPE = 1 << 9
 # What every program depends on, whether or not the user's code names it.
 ALWAYS = ("flax", "jax", "jaxlib", "numpy", "optax")
 
@@ -49,7 +50,9 @@ def is_user_function(function: types.FunctionType) -> bool:
     """Code without a file (made by ``exec`` or by a dataclass) belongs to whose module it was made in."""
     filename = function.__code__.co_filename
     if filename.startswith("<") and not filename.startswith("<frozen"):
-        return is_user_code(function.__globals__.get("__file__") or filename)
+        space = function.__globals__
+        named_tuple = str(space.get("__name__")).startswith("namedtuple_")
+        return not named_tuple and is_user_code(space.get("__file__") or filename)
     return is_user_code(filename)
 
 
@@ -73,9 +76,11 @@ def _spread(module: types.ModuleType) -> bool:
 
 def is_user_class(cls: type) -> bool:
     """Whether the user wrote the class, or a library made it for him: then it is not to be found by its name."""
+    if not cls.__flags__ & _HEAP_TYPE:  # written in C
+        return False
     module = sys.modules.get(cls.__module__)
     if module is None:
-        return cls.__module__ != "builtins"
+        return True
     return is_user_module(module) or not _found(cls.__module__, cls.__qualname__, cls)
 
 
@@ -95,9 +100,18 @@ def _found(module: Any, qualname: Any, value: Any) -> bool:
 
 
 def own_name(value: Any) -> str | None:
-    """``module.qualname`` of a function or class that is found under that very name, else None."""
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    """``module.qualname`` of a function, a class or what stands for one, where that is found under that very name."""
+    if isinstance(value, _NAMED):
+        module, qualname = value.__module__, value.__qualname__
+    elif is_user_class(type(value)):  # asking it could run the user's code
+        return None
+    else:
+        said = getattr(value, "__dict__", {})
+        module, qualname = said.get("__module__"), said.get("__qualname__")
     return f"{module}.{qualname}" if _found(module, qualname, value) else None
+
+
+_NAMED = (types.FunctionType, type, types.BuiltinFunctionType)
 
 
 def library_name(value: Any) -> str | None:
@@ -192,7 +206,7 @@ def foreign_members(cls: type) -> Iterator[Foreign]:
         for name, value in list(vars(base).items()):
             inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             inner = inner.fget if isinstance(inner, property) else inner
-            if _is_users(inner) and not inner.__code__.co_filename.startswith("<"):
+            if _is_users(inner):
                 yield Foreign(f"{base.__module__}.{base.__qualname__}", name, value)
 
 

@@ -17,6 +17,15 @@ ENVIRONMENT, SYSTEM, NETWORK = "reads the environment", "asks the operating syst
 TEXT, IMPORTS, CALLERS = "runs text as code", "imports by a computed name", "looks at its callers"
 INTERPRETER, IDENTITY = "asks the interpreter", "depends on where objects lie in memory or on the hash seed"
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _each(text: str, phrase: str) -> dict[str, str]:
+    return dict.fromkeys(text.split(), phrase)
+
+
 # Modules of which everything is outside, but for the names listed.
 _WHOLE: dict[str, tuple[str, frozenset[str]]] = {
     "time": (CLOCK, frozenset(("sleep", "struct_time", "strftime", "strptime"))),
@@ -28,7 +37,7 @@ _WHOLE: dict[str, tuple[str, frozenset[str]]] = {
     "urllib.request": (NETWORK, frozenset()),
     "requests": (NETWORK, frozenset()),
     "subprocess": (SYSTEM, frozenset()),
-    "os": (SYSTEM, frozenset("path sep altsep linesep extsep pathsep curdir pardir devnull fspath PathLike".split())),
+    "os": (SYSTEM, _words("path sep altsep linesep extsep pathsep curdir pardir devnull fspath PathLike")),
     "tempfile": (FILES, frozenset()),
     "shutil": (FILES, frozenset()),
     "glob": (FILES, frozenset(("escape",))),
@@ -47,13 +56,13 @@ _NAMES: dict[str, dict[str, str]] = {
         "getenvb": ENVIRONMENT,
         "urandom": RANDOM,
     },
-    "os.path": dict.fromkeys(
+    "os.path": _each(
         "exists lexists isfile isdir islink ismount getsize getmtime getatime getctime samefile sameopenfile samestat "
-        "abspath realpath expanduser expandvars".split(),
+        "abspath realpath expanduser expandvars",
         FILES,
     ),
     "sys": {
-        **dict.fromkeys("argv orig_argv stdin path modules flags exc_info getrefcount".split(), INTERPRETER),
+        **_each("argv orig_argv stdin path modules flags exc_info getrefcount", INTERPRETER),
         **dict.fromkeys(("_getframe", "_getframemodulename", "_current_frames"), CALLERS),
     },
     "inspect": {
@@ -66,11 +75,15 @@ _NAMES: dict[str, dict[str, str]] = {
     "importlib": {"import_module": IMPORTS, "reload": IMPORTS, "__import__": IMPORTS},
     "builtins": {
         **dict.fromkeys(("eval", "exec", "compile"), TEXT),
-        **{"open": FILES, "input": INTERPRETER, "__import__": IMPORTS, "id": IDENTITY, "hash": IDENTITY},
+        "open": FILES,
+        "input": INTERPRETER,
+        "__import__": IMPORTS,
+        "id": IDENTITY,
+        "hash": IDENTITY,
     },
     "io": dict.fromkeys(("open", "open_code", "FileIO"), FILES),
     "codecs": {"open": FILES},
-    "numpy": dict.fromkeys("load loadtxt genfromtxt fromfile fromregex memmap DataSource".split(), FILES),
+    "numpy": _each("load loadtxt genfromtxt fromfile fromregex memmap DataSource", FILES),
     "jax.numpy": dict.fromkeys(("load", "fromfile"), FILES),
     "threading": dict.fromkeys(("get_ident", "get_native_id", "current_thread", "active_count"), INTERPRETER),
     "weakref": dict.fromkeys(("ref", "proxy", "WeakValueDictionary", "WeakKeyDictionary", "WeakSet"), INTERPRETER),

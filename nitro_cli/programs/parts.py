@@ -1,7 +1,7 @@
 """What an object consists of: a line that says what it is, and the objects in it, each with how it is reached.
 
-``describe`` knows containers, what ``functools`` and jax make, and any object whose whole state Python can see. It gives
-None for the others: only their identity tells them apart.
+``describe`` knows containers, what ``functools`` and jax make, and any object whose whole state Python can see. It
+gives None for the others: only their identity tells them apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def _joined(values: Iterable[Any]) -> str | None:
 
 
 def _mapping(value: Any) -> Parts:
-    """Keys name the entries. Their order shows where it is not the alphabetical one, which is how entries are sorted."""
+    """Keys name the entries. Their order shows where it is not that of the alphabet, by which entries are sorted."""
     kind = name_of(type(value)).removeprefix("builtins.")
     keys = [_key(key) for key in value]
     if len(keys) > _MANY and None not in keys and (joined := _joined(value.values())) is not None:
@@ -109,6 +109,11 @@ def _set(value: Any) -> Parts:
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """What an object of a derived class holds besides."""
     return [(f".{name}", part) for name, part in sorted(getattr(value, "__dict__", {}).items())]
+
+
+def _field_of_tuple(value: Any) -> Parts:
+    """The attribute of a named tuple: which item it is."""
+    return Parts(f"item {value.__reduce__()[1][0]}", [])
 
 
 def _derived(base: Callable[[Any], Parts]) -> Callable[[Any], Parts]:
@@ -143,17 +148,19 @@ def _partial(value: Any) -> Parts:
     return Parts(name_of(type(value)), [(".func", value.func), *arguments, *keywords])
 
 
-def _method(value: types.MethodType) -> Parts:
+def _method(value: Any) -> Parts:
     return Parts("method", [(".__func__", value.__func__), (".__self__", value.__self__)])
 
 
-def _property(value: property) -> Parts:
-    accessors = (("", value.fget), (" setter", value.fset), (" deleter", value.fdel))
-    return Parts("property", [(suffix or "()", each) for suffix, each in accessors if each is not None])
-
-
-def _unbound(value: Any) -> Parts:
-    return Parts(type(value).__name__, [("()", value.__func__)])
+def bound(value: Any) -> list[tuple[str, Any]]:
+    """The functions in what a class holds for its methods and properties; empty for anything else. They go by the name
+    of the attribute themselves."""
+    if type(value) in (staticmethod, classmethod):
+        return [("", value.__func__)]
+    if type(value) is property:
+        accessors = (("", value.fget), (" setter", value.fset), (" deleter", value.fdel))
+        return [(suffix, each) for suffix, each in accessors if each is not None]
+    return []
 
 
 def _cached(value: Any) -> Parts:
@@ -198,7 +205,7 @@ def _context_variable(value: Any) -> Parts:
         return Parts(f"ContextVar {value.name} without a value", [])
 
 
-def _sentinel(value: object) -> Parts:
+def _sentinel(value: Any) -> Parts:
     """A bare ``object()`` stands for itself. Which names mean the same one shows; a library's own is said by name."""
     for name, module in sorted(sys.modules.items()):
         if isinstance(module, types.ModuleType):
@@ -237,7 +244,7 @@ def _from_jax(value: Any) -> Parts | None:
         return None if text is None else Parts(text, [])
     if isinstance(value, jax.tree_util.PyTreeDef):
         return _structure(value)
-    if isinstance(value, jax.core.Tracer) or isinstance(value, jax.Array):
+    if isinstance(value, (jax.core.Tracer, jax.Array)):
         return None
     return _jitted(value)
 
@@ -273,16 +280,20 @@ _FLAX_NOISE = {
 }
 
 
+def noise(cls: type) -> set[str]:
+    return {name for base in cls.__mro__ for name in _FLAX_NOISE.get(base.__module__, ())}
+
+
 def _object(value: Any) -> Parts | None:
     """Any other object, where Python sees its whole state."""
     kind = type(value)
     state = visible_state(value)
     if state is None:
         return None
-    noise = {name for base in kind.__mro__ for name in _FLAX_NOISE.get(base.__module__, ())}
+    unwanted = noise(kind)
     private = getattr(value, "__pydantic_private__", None) or {}
     state = {**state, **private, **(getattr(value, "__pydantic_extra__", None) or {})}
-    names = sorted(name for name in state if name not in noise and not name.startswith("__pydantic"))
+    names = sorted(name for name in state if name not in unwanted and not name.startswith("__pydantic"))
     return Parts(f"instance of {name_of(kind)}", [(" is a", kind), *((f".{name}", state[name]) for name in names)])
 
 
@@ -291,12 +302,12 @@ def class_facts(cls: type) -> Iterator[tuple[str, Any]]:
     if issubclass(cls, enum.Enum):
         yield " members", {name: member.value for name, member in cls.__members__.items()}
     if "__dataclass_fields__" in vars(cls):
-        listed: list[Any] = list(dataclasses.fields(cls))
+        unwanted = noise(cls)
+        listed = [f for f in dataclasses.fields(cast(Any, cls)) if f.name not in unwanted]
         yield " fields", tuple((f.name, f.init, f.kw_only is True, f.compare) for f in listed)
         yield " options", repr(getattr(cls, "__dataclass_params__", None))
         missing = dataclasses.MISSING
         yield from ((f".{f.name} default", f.default_factory) for f in listed if f.default_factory is not missing)
-        yield from ((f".{f.name} default", f.default) for f in listed if f.default is not missing)
         yield from ((f".{f.name} metadata", dict(f.metadata)) for f in listed if f.metadata)
     for name, info in vars(cls).get("__pydantic_fields__", {}).items():
         yield f".{name} default", info.default_factory if info.default_factory is not None else _default(info)
@@ -345,7 +356,7 @@ def is_primitive(value: Any) -> bool:
 
 
 _LOCKS = tuple({type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event})
-_EXACT: dict[type, Callable[[Any], Parts | None]] = {
+_EXACT: dict[Any, Callable[[Any], Parts | None]] = {
     tuple: _items,
     list: _items,
     dict: _mapping,
@@ -355,10 +366,9 @@ _EXACT: dict[type, Callable[[Any], Parts | None]] = {
     frozenset: _set,
     types.SimpleNamespace: lambda v: Parts("namespace", _attributes(v)),
     types.MethodType: _method,
-    staticmethod: _unbound,
-    classmethod: _unbound,
     object: _sentinel,
     contextvars.ContextVar: _context_variable,
+    type(collections.namedtuple("_", "a").a): _field_of_tuple,  # pyright: ignore
     operator.itemgetter: _operator,
     operator.attrgetter: _operator,
     operator.methodcaller: _operator,
@@ -384,7 +394,7 @@ def _is_plain(value: Any, base: type) -> bool:
 # By class and what derives from it, the more special ones first.
 _SUBCLASSES: list[tuple[Any, Callable[[Any], Parts | None]]] = [
     (enum.Enum, _enum),
-    (property, _property),
+    (property, _object),
     (functools.partial, _derived(_partial)),
     (_LOCKS, _without_content),
     (logging.Logger, lambda value: Parts(f"logger {value.name}", [])),

@@ -84,6 +84,7 @@ class Watch:
         self._classes.append((cls, tuple(vars(cls).values()), cls.__bases__))
 
     def _array(self, value: np.ndarray) -> None:
+        value = np.asarray(value)  # a masked array fills itself in when it is asked for its bytes
         if not value.flags.writeable and value.base is None:
             return
         if value.nbytes > _SMALL_ARRAY or value.dtype.hasobject:

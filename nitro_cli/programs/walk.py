@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import inspect
 import os
 import types
 from pathlib import Path
@@ -22,6 +23,11 @@ from nitro_cli.programs.code import Scan, scan
 from nitro_cli.programs.libraries import is_user_class, is_user_code, is_user_function, is_user_module
 from nitro_cli.programs.outside import outside
 from nitro_cli.programs.recheck import Watch
+
+
+def _special(names: str) -> frozenset[str]:
+    return frozenset(f"__{name}__" for name in names.split())
+
 
 # Attributes of a class that say nothing about what it does.
 _CLASS_NOISE = frozenset(
@@ -46,12 +52,9 @@ _CLASS_NOISE = frozenset(
     )
 )
 # What dataclasses write from the fields, which count by themselves.
-_GENERATED = frozenset(
-    f"__{name}__"
-    for name in "init repr eq lt le gt ge hash setattr delattr replace match_args getstate setstate new copy".split()
-)
+_GENERATED = _special("init repr eq lt le gt ge hash setattr delattr replace match_args getstate setstate new copy")
 # Special methods of an experiment that run on the host only.
-_HOST_METHODS = frozenset(f"__{name}__" for name in "init post_init new repr str init_subclass class_getitem".split())
+_HOST_METHODS = _special("init post_init new repr str init_subclass class_getitem")
 # Marks an entry as one of this process alone.
 _PROCESS = os.urandom(8).hex()
 _KEPT: dict[int, tuple[int, Any]] = {}
@@ -129,6 +132,11 @@ class Walk:
             self.watch.whole(value)
 
     def _look_at(self, path: str, value: Any, root: bool) -> None:
+        if functions := objects.bound(value):
+            self.put(f"{path} kind", type(value).__name__)
+            for suffix, function in functions:
+                self.visit(path + suffix, function)
+            return
         if (phrase := outside(value)) is not None:
             self.refuse(f"`{path}` {phrase}")
         name = self.library_name(value)
@@ -138,7 +146,7 @@ class Walk:
             return
         seen = self._seen.get(id(value))
         if seen is None:
-            own = None if root or not isinstance(value, (types.FunctionType, type)) else libraries.own_name(value)
+            own = None if root else libraries.own_name(value)
             node = self._node(own or path)
             self._seen[id(value)] = seen = (node, value)
             self._enter(node, value)
@@ -215,7 +223,8 @@ class Walk:
             self.places[node] = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
         else:
             self.library(function)
-            text = f"library code {function.__module__}.{function.__qualname__} {code.digest}"
+            module = function.__globals__.get("__name__")
+            text = f"library code {module}.{function.__code__.co_qualname} {code.digest}"
             wraps_users = isinstance(inner, types.FunctionType) and is_user_function(inner)
             self.put(f"{node} wrapper" if wraps_users else node, text)
         if inner is not None:
@@ -232,7 +241,7 @@ class Walk:
         for name, value in sorted((function.__kwdefaults__ or {}).items()):
             self.visit(f"{node}({name})", value)
         for name, value in sorted(function.__dict__.items()):
-            if name not in ("__wrapped__", "__isabstractmethod__"):
+            if name not in ("__wrapped__", "__isabstractmethod__", "__signature__"):
                 self.visit(f"{node}.{name}", value)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -355,8 +364,9 @@ class Walk:
         for suffix, value in objects.class_facts(cls):
             self.visit(node + suffix, value)
         made_of_fields = "__dataclass_fields__" in vars(cls) or issubclass(cls, tuple)
+        unwanted = _CLASS_NOISE | objects.noise(cls)
         for name, value in sorted(vars(cls).items()):
-            if name in _CLASS_NOISE or name.startswith(("__dataclass", "__pydantic", "_abc")):
+            if name in unwanted or name.startswith(("__dataclass", "__pydantic", "_abc")):
                 continue
             if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)) or _is_inherited(cls, name):
                 continue
@@ -392,6 +402,8 @@ class Walk:
     def library(self, value: Any) -> None:
         """Library code counts by its distribution; what the user put into a class of it counts by content."""
         name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+        if isinstance(value, types.FunctionType):  # one that wraps another goes by the other's name
+            name = value.__globals__.get("__name__")
         if (package := libraries.top(name)) is not None:
             self.libraries.add(package)
         if isinstance(value, type) and id(value) not in self._seen:
@@ -420,6 +432,8 @@ def _is_inherited(cls: type, name: str) -> bool:
 
 
 def _is_generated(value: Any) -> bool:
+    """Whether a dataclass wrote it. flax wraps what dataclasses write."""
+    value = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
     return not isinstance(value, types.FunctionType) or value.__code__.co_filename.startswith("<")
 
 
@@ -431,6 +445,6 @@ def _of_enum(cls: type, name: str, value: Any) -> bool:
 
 
 def _only_here(value: Any) -> str:
-    """A text that no other object has, in this process or another. The object is kept, so that none comes to have it."""
+    """A text that no other object has, here or elsewhere. The object is kept, so that none comes to have it."""
     number, _ = _KEPT.setdefault(id(value), (len(_KEPT), value))
     return f"known only here as {_PROCESS}.{os.getpid()}.{number}"

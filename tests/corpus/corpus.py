@@ -52,7 +52,7 @@ def lay_down(case: Mapping[str, Any], folder: Path) -> Path:
             path.write_text(text.replace("as jnp", "as J").replace("jnp.", "J."))
         else:
             assert text.count(case["before"]) == 1, (case["id"], text.count(case["before"]))
-            path.write_text(text.replace(case["before"], case["after"]))
+            path.write_text(text.replace(case["before"], case.get("after", "")))
     return root
 
 
