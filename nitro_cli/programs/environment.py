@@ -46,7 +46,7 @@ def _for_a_while() -> dict[str, str]:
 @functools.cache
 def _fixed() -> dict[str, str]:
     """What cannot change while the process lives."""
-    facts = {name: metadata.version(name) for name in _VERSIONED}
+    facts = {f"version of {name}": metadata.version(name) for name in _VERSIONED}
     facts["python"] = f"{platform.python_implementation()} {platform.python_version()}"
     facts["nitro"] = _own_code()
     device = jax.devices()[0]

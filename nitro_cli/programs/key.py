@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from nitro_cli.programs.environment import environment
 from nitro_cli.programs.fingerprint import Fingerprint
+from nitro_cli.programs.libraries import library_digest
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Request:
     fields: Mapping[str, str] = field(default_factory=dict)
     experiment: str = ""
     environment: Mapping[str, str] = field(default_factory=environment)
+
+    def __post_init__(self) -> None:
+        libraries = {name: library_digest(name) for name in sorted(self.code.libraries)}
+        object.__setattr__(self, "environment", {**libraries, **self.environment})
 
     @functools.cached_property
     def digest(self) -> str:

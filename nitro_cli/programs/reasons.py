@@ -59,13 +59,23 @@ def between(old: Known, new: Known) -> list[str]:
         found.append(f"`{name}` {_plain(old.reads.get(name))} -> {_plain(new.reads.get(name))}")
     for part in ("settings", "environment"):
         before, now = getattr(old, part), getattr(new, part)
-        found += [f"{name}: {before.get(name, 'none')} -> {now.get(name, 'none')}" for name in _changed(before, now)]
+        found += [_said(name, before.get(name), now.get(name)) for name in _changed(before, now)]
     arguments = _changed(old.arguments, new.arguments)
     if arguments:
         name = arguments[0]
         text = f"{name}: {old.arguments.get(name, 'none')} -> {new.arguments.get(name, 'none')}"
         found.append(text + (f" (and {len(arguments) - 1} more arguments)" if len(arguments) > 1 else ""))
     return found
+
+
+def _said(name: str, before: str | None, now: str | None) -> str:
+    """A setting that changed. A library is said by its version, unless only its files differ."""
+    old, new = (before or "none").split(" "), (now or "none").split(" ")
+    if len(old[-1]) == len(new[-1]) == 64 and old[0] == new[0]:
+        return f"{name} {old[0]}: its files changed"
+    if len(old[-1]) == 64 or len(new[-1]) == 64:
+        return f"{name} {old[0]} -> {new[0]}"
+    return f"{name}: {before or 'none'} -> {now or 'none'}"
 
 
 def _code_differences(old: Known, new: Known) -> list[str]:

@@ -1,0 +1,411 @@
+"""What an object consists of: a line that says what it is, and the objects in it, each with how it is reached.
+
+``describe`` knows containers, what ``functools`` and jax make, and any object whose whole state Python can see. It
+gives None for the others: only their identity tells them apart.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import enum
+import functools
+import logging
+import operator
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from nitro_cli.experiment.objects import is_python_made, visible_state
+from nitro_cli.programs import atoms
+from nitro_cli.programs.atoms import atom, built_in, digest, name_of
+
+# A container of more atoms than this is one line.
+_MANY = 64
+
+
+class Parts(NamedTuple):
+    """``text`` for the object itself; ``children`` as pairs of a suffix to its name and an object."""
+
+    text: str
+    children: list[tuple[str, Any]]
+
+
+def describe(value: Any) -> Parts | None:
+    kind = type(value)
+    for handler in (_EXACT.get(kind), _from_subclass(value)):
+        if handler is not None:
+            return handler(value)
+    found = built_in(value)
+    if found is not None:
+        return Parts(found[0], [] if found[1] is None else [(".__self__", found[1])])
+    if typing.get_origin(value) is not None or kind.__module__ == "typing":
+        return _typing(value)
+    return _from_jax(value) or _object(value)
+
+
+def _from_subclass(value: Any) -> Callable[[Any], Parts | None] | None:
+    return next((handler for kind, handler in _SUBCLASSES if isinstance(value, kind)), None)
+
+
+# Containers
+
+
+def _items(value: Any) -> Parts:
+    return _sequence(value, atoms.name_of(type(value)).removeprefix("builtins."))
+
+
+def _sequence(values: Any, text: str) -> Parts:
+    if len(values) > _MANY and (joined := _joined(values)) is not None:
+        return Parts(f"{text} of {len(values)} {digest(joined)}", [])
+    return Parts(text, [(f"[{index}]", part) for index, part in enumerate(values)])
+
+
+def _joined(values: Iterable[Any]) -> str | None:
+    texts: list[str] = []
+    for each in values:
+        text = None if isinstance(each, np.ndarray) else atom(each)
+        if text is None:
+            return None
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _mapping(value: Any) -> Parts:
+    """Keys name the entries. Their order shows where it is not that of the alphabet, by which entries are sorted."""
+    kind = name_of(type(value)).removeprefix("builtins.")
+    keys = [_key(key) for key in value]
+    if len(keys) > _MANY and None not in keys and (joined := _joined(value.values())) is not None:
+        return Parts(f"{kind} of {len(keys)} {digest(joined + repr(keys))}", [])
+    texts = [f"[{index if key is None else key}]" for index, key in enumerate(keys)]
+    in_order = "" if texts == sorted(texts) else f" in the order {atoms.short(' '.join(texts))}"
+    children = list(zip(texts, value.values(), strict=True))
+    children += [(f".key[{i}]", key) for i, (key, text) in enumerate(zip(value, keys, strict=True)) if text is None]
+    return Parts(kind + in_order, children)
+
+
+def _key(key: Any) -> str | None:
+    if type(key) is str:
+        return repr(key) if len(key) <= atoms.SMALL else digest(key)
+    text = atom(key)
+    return None if text is None else text.removeprefix("int ")
+
+
+def _set(value: Any) -> Parts:
+    from nitro_cli.programs.fingerprint import fingerprint
+
+    if (texts := [atom(part) for part in value]) and None in texts:
+        ordered = sorted(value, key=lambda part: fingerprint(part=part).digest())
+        return Parts(type(value).__name__, [(f"[{index}]", part) for index, part in enumerate(ordered)])
+    return Parts(f"{type(value).__name__} ({atoms.short(', '.join(sorted(map(str, texts))))})", [])
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """What an object of a derived class holds besides."""
+    return [(f".{name}", part) for name, part in sorted(getattr(value, "__dict__", {}).items())]
+
+
+def _field_of_tuple(value: Any) -> Parts:
+    """The attribute of a named tuple: which item it is."""
+    return Parts(f"item {value.__reduce__()[1][0]}", [])
+
+
+def _derived(base: Callable[[Any], Parts]) -> Callable[[Any], Parts]:
+    """An object of a class that derives from a built-in: what the built-in holds, its attributes, and its class."""
+
+    def parts(value: Any) -> Parts:
+        text, children = base(value)
+        own = [] if type(value).__module__ in ("collections", "builtins") else [(" is a", type(value))]
+        return Parts(text, children + _attributes(value) + own)
+
+    return parts
+
+
+def _plain_value(base: type) -> Callable[[Any], Parts]:
+    return lambda value: Parts(f"{name_of(type(value))} {atom(base(value))}", [])
+
+
+def _array(value: np.ndarray) -> Parts:
+    base = np.asarray(value)
+    if atoms.held_by_reference(base.dtype):
+        shape = ",".join(map(str, base.shape))
+        return _sequence(base.ravel().tolist(), f"{name_of(type(value))} {atoms.dtype_text(base.dtype)}[{shape}]")
+    return Parts(f"{name_of(type(value))} {atoms.array_text(base)}", [])
+
+
+# Functions, and what stands for them
+
+
+def _partial(value: Any) -> Parts:
+    arguments = [(f".args[{index}]", part) for index, part in enumerate(value.args)]
+    keywords = [(f".keywords[{name!r}]", part) for name, part in value.keywords.items()]
+    return Parts(name_of(type(value)), [(".func", value.func), *arguments, *keywords])
+
+
+def _method(value: Any) -> Parts:
+    return Parts("method", [(".__func__", value.__func__), (".__self__", value.__self__)])
+
+
+def bound(value: Any) -> list[tuple[str, Any]]:
+    """The functions in what a class holds for its methods and properties; empty for anything else. They go by the name
+    of the attribute themselves."""
+    if type(value) in (staticmethod, classmethod):
+        return [("", value.__func__)]
+    if type(value) is property:
+        accessors = (("", value.fget), (" setter", value.fset), (" deleter", value.fdel))
+        return [(suffix, each) for suffix, each in accessors if each is not None]
+    return []
+
+
+def _cached(value: Any) -> Parts:
+    return Parts(f"lru_cache {value.cache_parameters()}", [(".__wrapped__", value.__wrapped__)])
+
+
+def is_single_dispatch(function: types.FunctionType) -> bool:
+    registry = function.__dict__.get("registry")
+    return function.__code__.co_filename == functools.__file__ and isinstance(registry, types.MappingProxyType)
+
+
+def single_dispatch(function: Any) -> Parts:
+    """The implementations by class; what it remembers of earlier calls does not count."""
+    children = [(f"[{name_of(cls)}]", each) for cls, each in function.registry.items()]
+    return Parts("singledispatch", children)
+
+
+def _operator(value: Any) -> Parts:
+    """``operator.itemgetter`` and its like say what they hold when they are to be copied."""
+    made, arguments = value.__reduce__()[:2]
+    more = made.keywords if isinstance(made, functools.partial) else {}
+    first = made.args if isinstance(made, functools.partial) else ()
+    children = [(f"[{index}]", part) for index, part in enumerate((*first, *arguments))]
+    return Parts(name_of(type(value)), children + [(f"[{name!r}]", part) for name, part in more.items()])
+
+
+def _typing(value: Any) -> Parts | None:
+    origin = typing.get_origin(value)
+    if origin is not None:
+        arguments = [(f"[{index}]", part) for index, part in enumerate(typing.get_args(value))]
+        return Parts("generic", [(".origin", origin), *arguments])
+    return Parts(f"{name_of(type(value))} {getattr(value, '__name__', None) or getattr(value, '_name', '')}", [])
+
+
+# Objects that have no content to count, or that say it in their own way
+
+
+def _context_variable(value: Any) -> Parts:
+    try:
+        return Parts(f"ContextVar {value.name}", [(".get()", value.get())])
+    except LookupError:
+        return Parts(f"ContextVar {value.name} without a value", [])
+
+
+def _sentinel(value: Any) -> Parts:
+    """A bare ``object()`` stands for itself. Which names mean the same one shows; a library's own is said by name."""
+    for name, module in sorted(sys.modules.items()):
+        if isinstance(module, types.ModuleType):
+            for each, held in list(vars(module).items()):
+                if held is value and not name.startswith("__main"):
+                    from nitro_cli.programs.libraries import is_user_module
+
+                    if not is_user_module(module):
+                        return Parts(f"object {name}.{each}", [])
+    return Parts("object()", [])
+
+
+def _without_content(value: Any) -> Parts:
+    return Parts(name_of(type(value)), [])
+
+
+def _enum(value: enum.Enum) -> Parts:
+    return Parts(f"{atoms.enum_text(value)} {atom(value.value) or ''}".strip(), [(" is a", type(value))])
+
+
+# What jax and flax make
+
+
+def _from_jax(value: Any) -> Parts | None:
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return None
+    if isinstance(value, jax.Device):
+        return Parts(f"device {atoms.device_text(value)}", [])
+    if isinstance(value, jax.sharding.Mesh):
+        return Parts(atoms.mesh_text(value), [])
+    if isinstance(value, jax.sharding.PartitionSpec):
+        return Parts(atoms.spec_text(value), [])
+    if isinstance(value, jax.sharding.Sharding):
+        text = atoms.sharding_text(jax, value)
+        return None if text is None else Parts(text, [])
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return _structure(value)
+    if isinstance(value, (jax.core.Tracer, jax.Array)):
+        return None
+    return _jitted(value)
+
+
+def _structure(value: Any) -> Parts:
+    """A tree's structure node by node: its text would show addresses."""
+    data = value.node_data()
+    children = [(f"/{index}", child) for index, child in enumerate(value.children())]
+    if data is None:
+        return Parts("tree leaf" if value.num_leaves else "tree None", children)
+    return Parts("tree node", [(" is a", data[0]), (" holds", data[1]), *children])
+
+
+def _jitted(value: Any) -> Parts | None:
+    """A function under ``jax.jit``: the function, and the options that decide what is compiled."""
+    info = getattr(value, "_jit_info", None)
+    if type(value).__name__ != "PjitFunction" or info is None:
+        return None
+    said = "fun_sourceinfo", "fun_signature"  # file and line; the function itself is looked at
+    options = {name: getattr(info, name) for name in info._fields if name not in said}
+    plain = {name: atom(option) for name, option in options.items()}
+    text = digest(repr(sorted((name, text) for name, text in plain.items() if text is not None)))
+    others = [(f".{name}", option) for name, option in options.items() if plain[name] is None]
+    return Parts(f"jit {text}", [(".__wrapped__", value.__wrapped__), *others])
+
+
+# Attributes that flax keeps for itself: serial numbers, the trace that an object was made under, what it is doing.
+_FLAX_NOISE = {
+    "flax.linen.module": ("parent", "_parent_ref", "_id", "_state", "scope"),
+    "flax.nnx.pytreelib": ("_pytree__state",),
+    "flax.nnx.object": ("_object__state",),
+    "flax.nnx.variablelib": ("_trace_state",),
+}
+
+
+def noise(cls: type) -> set[str]:
+    return {name for base in cls.__mro__ for name in _FLAX_NOISE.get(base.__module__, ())}
+
+
+def _object(value: Any) -> Parts | None:
+    """Any other object, where Python sees its whole state."""
+    kind = type(value)
+    state = visible_state(value)
+    if state is None:
+        return None
+    unwanted = noise(kind)
+    private = getattr(value, "__pydantic_private__", None) or {}
+    state = {**state, **private, **(getattr(value, "__pydantic_extra__", None) or {})}
+    names = sorted(name for name in state if name not in unwanted and not name.startswith("__pydantic"))
+    return Parts(f"instance of {name_of(kind)}", [(" is a", kind), *((f".{name}", state[name]) for name in names)])
+
+
+def class_facts(cls: type) -> Iterator[tuple[str, Any]]:
+    """What a class is besides its attributes: fields of a dataclass, members of an enum, how jax takes it apart."""
+    if issubclass(cls, enum.Enum):
+        yield " members", {name: member.value for name, member in cls.__members__.items()}
+    if "__dataclass_fields__" in vars(cls):
+        unwanted = noise(cls)
+        listed = [f for f in dataclasses.fields(cast(Any, cls)) if f.name not in unwanted]
+        yield " fields", tuple((f.name, f.init, f.kw_only is True, f.compare) for f in listed)
+        yield " options", repr(getattr(cls, "__dataclass_params__", None))
+        missing = dataclasses.MISSING
+        yield from ((f".{f.name} default", f.default_factory) for f in listed if f.default_factory is not missing)
+        yield from ((f".{f.name} metadata", dict(f.metadata)) for f in listed if f.metadata)
+    for name, info in vars(cls).get("__pydantic_fields__", {}).items():
+        yield f".{name} default", info.default_factory if info.default_factory is not None else _default(info)
+    yield from _registered(cls)
+
+
+def _default(info: Any) -> Any:
+    return "required" if info.is_required() else info.default
+
+
+def _registered(cls: type) -> Iterator[tuple[str, Any]]:
+    """Functions that jax knows for a class, which no code names."""
+    trees: Any = sys.modules.get("jax._src.tree_util")
+    for registry in ("_registry", "_registry_with_keypaths"):
+        entry = getattr(trees, registry, {}).get(cls)
+        for name in getattr(entry, "_fields", ()) or getattr(entry, "__dict__", ()):
+            yield f" pytree {name}", getattr(entry, name)
+
+
+def primitive_rules(value: Any) -> Iterator[tuple[str, Any]]:
+    """Rules that are registered for a primitive of the user's."""
+    for module, names in _RULES.items():
+        for name in names:
+            table = getattr(sys.modules.get(module), name, None)
+            if isinstance(table, dict):
+                rule = table.get(value)
+                if rule is not None:
+                    yield f" {name}", rule
+    lowerings = getattr(sys.modules.get("jax._src.interpreters.mlir"), "_platform_specific_lowerings", {})
+    for platform, table in sorted(lowerings.items()):
+        if value in table:
+            yield f" lowering {platform}", table[value]
+
+
+_RULES = {
+    "jax._src.interpreters.ad": ("primitive_jvps", "primitive_transposes", "primitive_linearizations"),
+    "jax._src.interpreters.batching": ("primitive_batchers", "fancy_primitive_batchers"),
+    "jax._src.interpreters.mlir": ("_lowerings",),
+    "jax._src.interpreters.partial_eval": ("custom_partial_eval_rules", "call_partial_eval_rules"),
+}
+
+
+def is_primitive(value: Any) -> bool:
+    core: Any = sys.modules.get("jax._src.core")
+    return core is not None and isinstance(value, core.Primitive)
+
+
+_LOCKS = tuple({type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event})
+_EXACT: dict[Any, Callable[[Any], Parts | None]] = {
+    tuple: _items,
+    list: _items,
+    dict: _mapping,
+    types.MappingProxyType: _mapping,
+    collections.OrderedDict: _mapping,
+    set: _set,
+    frozenset: _set,
+    types.SimpleNamespace: lambda v: Parts("namespace", _attributes(v)),
+    types.MethodType: _method,
+    object: _sentinel,
+    contextvars.ContextVar: _context_variable,
+    type(collections.namedtuple("_", "a").a): _field_of_tuple,  # pyright: ignore
+    operator.itemgetter: _operator,
+    operator.attrgetter: _operator,
+    operator.methodcaller: _operator,
+    type(functools.lru_cache(lambda: None)): _cached,
+    types.GenericAlias: _typing,
+    types.UnionType: _typing,
+}
+
+
+def _default_dict(value: Any) -> Parts:
+    text, children = _mapping(value)
+    return Parts(text, [*children, (".default_factory", value.default_factory)])
+
+
+def _deque(value: Any) -> Parts:
+    return _sequence(value, f"deque maxlen {value.maxlen}")
+
+
+def _is_plain(value: Any, base: type) -> bool:
+    return isinstance(value, base) and is_python_made(type(value))
+
+
+# By class and what derives from it, the more special ones first.
+_SUBCLASSES: list[tuple[Any, Callable[[Any], Parts | None]]] = [
+    (enum.Enum, _enum),
+    (property, _object),
+    (functools.partial, _derived(_partial)),
+    (_LOCKS, _without_content),
+    (logging.Logger, lambda value: Parts(f"logger {value.name}", [])),
+    (collections.defaultdict, _derived(_default_dict)),
+    (collections.deque, _derived(_deque)),
+    (dict, _derived(_mapping)),
+    ((list, tuple), _derived(_items)),
+    ((set, frozenset), _derived(_set)),
+    (np.ndarray, _derived(_array)),
+    (str, _derived(_plain_value(str))),
+    (bytes, _derived(_plain_value(bytes))),
+    (int, _derived(_plain_value(int))),
+    (float, _derived(_plain_value(float))),
+]
