@@ -7,9 +7,7 @@ every operation by itself and takes seconds.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -18,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro_cli.errors import ExperimentError
+from nitro_cli.programs.fingerprint import fingerprint
+from nitro_cli.programs.once import run_once
 
 
 def linen_model(module: Any, rng: jax.Array, *inputs: Any, **options: Any) -> tuple[Any, Any, Any]:
@@ -33,7 +33,10 @@ def linen_model(module: Any, rng: jax.Array, *inputs: Any, **options: Any) -> tu
         zeros = [jnp.zeros(spec.shape, spec.dtype) for spec in specs]
         return module.init({"params": key, "dropout": jax.random.fold_in(key, 1)}, *zeros, **options)
 
-    variables = dict(run_once(initialise, rng))
+    code = fingerprint(module=model_content(module), options=options)
+    described = {str(i): f"{spec.dtype}{spec.shape}" for i, spec in enumerate(specs)}
+    kept_as = type(module).__qualname__
+    variables = dict(run_once(initialise, rng, name="initialise", experiment=kept_as, code=code, settings=described))
     ps = variables.pop("params", {})
     return module, ps, variables
 
@@ -89,7 +92,9 @@ def nnx_model(module: Any, rng: jax.Array | None = None) -> tuple[NnxModel, Any,
         built[:] = [made]
         return nnx.state(made)
 
-    state = run_once(initialise, rng)
+    kept_as = getattr(module, "__qualname__", type(module).__qualname__).partition(".")[0]
+    code = fingerprint(module=module)
+    state = run_once(initialise, rng, name="initialise", experiment=kept_as, code=code, portable=False)
     return _split(nnx.merge(nnx.graphdef(built[0]), state), state)
 
 
@@ -147,35 +152,6 @@ def _apply_linen(model: Any, ps: Any, st: Any, inputs: Any, train: bool, rng: An
         return model.apply(variables, *inputs, rngs=rngs, **options), st
     outputs, changed = model.apply(variables, *inputs, rngs=rngs, mutable=list(st), **options)
     return outputs, {**st, **changed}
-
-
-_INITIALISERS: dict[str, Callable[[jax.Array], list[jax.Array]]] = {}
-
-
-def run_once(function: Callable[[Any], Any], rng: Any) -> Any:
-    """``function(rng)`` as one compiled program, kept for whatever lowers to the same text; ``rng`` is any tree.
-
-    The text, not the code, is what is compared: a function that captures the experiment would otherwise count as
-    another one for every seed or learning rate. An initialisation runs once, so on a CPU it is compiled without the
-    expensive passes: a small convolutional network took 1.9 s instead of 8.3 s to initialise, with the same numbers up
-    to rounding.
-    """
-    structure: list[Any] = []
-
-    def initialise(key: jax.Array) -> list[jax.Array]:
-        leaves, tree = jax.tree.flatten(function(key))
-        structure[:] = [tree]
-        return leaves
-
-    cheap: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    options = cheap if jax.default_backend() == "cpu" else None
-    lowered = jax.jit(initialise, compiler_options=options).trace(rng).lower()
-    # the text leaves out arguments that are not used, which the compiled function still wants as they were
-    taken = f"{jax.tree.structure(rng)} {[(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(rng)]}"
-    key = hashlib.sha256(f"{taken}\n{lowered.as_text()}".encode()).hexdigest()
-    if key not in _INITIALISERS:
-        _INITIALISERS[key] = lowered.compile()
-    return jax.tree.unflatten(structure[0], _INITIALISERS[key](rng))
 
 
 def model_content(model: Any) -> Any:

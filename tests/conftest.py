@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+# What a test compiles must not depend on what an earlier one left behind. Tests of the store have one of their own.
+os.environ["NITRO_CACHE_DIR"] = "none"
 
 
 @pytest.fixture

@@ -103,12 +103,16 @@ class View:
 
     def on_compile(self, facts: Mapping[str, Any]) -> None:
         self.out.event("compile", facts)
-        why = str(facts.get("why") or "")
-        line = f"compile {facts.get('program')}: {why} ({float(facts.get('seconds') or 0):.1f}s)"
-        if self.out.verbose or not why.startswith("first use"):
+        origin, program, kept_out = facts["origin"], facts["program"], facts["kept_out"]
+        verb = {"compiled": "compile", "linked": "link", "loaded": "load"}[origin]
+        line = f"{verb} {program}: {facts['why']} ({float(facts['seconds']):.1f}s)"
+        if self.out.verbose or origin != "loaded":
             self._both(line)
         else:
             self.out.log(line)
+        if kept_out and facts["entry"]:
+            more = f", and {len(kept_out) - 1} more reasons" if len(kept_out) > 1 else ""
+            self._both(f"{program} is compiled anew in every run: {kept_out[0]}{more}")
 
     def on_progress(self, facts: Mapping[str, Any]) -> None:
         if self.out.bar:

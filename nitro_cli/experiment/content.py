@@ -260,11 +260,11 @@ def short_value(value: Any, width: int = 40) -> str:
         text = str(value)
     elif isinstance(value, list | tuple) and len(value) > width:  # never the repr of a whole data set
         text = f"{type(value).__name__} of {len(value)}"
-    elif isinstance(value, types.FunctionType | type):
+    elif callable(value) and isinstance(getattr(value, "__qualname__", None), str):  # a jitted function, for example
         text = value.__qualname__
     else:
         text = repr(value)
-    text = " ".join(text.split())
+    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(text.split()))  # an address says nothing, and differs every time
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

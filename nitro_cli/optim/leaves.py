@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+
+from nitro_cli.experiment.content import content_digest
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,28 @@ class Leaves:
     def described(self, name: str) -> dict[str, str]:
         """``{"ps.dense.kernel": "float32[64,10]"}``, for keys and reasons."""
         return {f"{name}.{path}": spec_text(spec) for path, spec in zip(self.paths, self.specs, strict=True)}
+
+
+_KEPT: list[Any] = []
+
+
+def structure_text(structure: Any) -> str:
+    """A tree's structure as a text that decides it by content, for keys.
+
+    jax's own text of it shows the static data of a node by ``repr``, which may hold an address. Static data may have a
+    method ``content()`` that says it in plain values; what has no content gets a text that holds in this process only.
+    """
+    if structure.node_data() is None:
+        return "*"
+    kind, static = structure.node_data()
+    static = static.content() if hasattr(static, "content") else static
+    try:
+        decided = "" if static is None else content_digest(static)[:16]
+    except TypeError:
+        _KEPT.append(static)  # so that no other object comes to have its id
+        decided = f"process {os.getpid()} object {id(static)}"
+    inner = ", ".join(map(structure_text, structure.children()))
+    return f"{kind.__module__}.{kind.__qualname__}[{decided}]({inner})"
 
 
 def spec_text(spec: Any) -> str:

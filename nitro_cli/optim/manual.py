@@ -20,9 +20,10 @@ import optax
 from jax.core import Tracer
 
 from nitro_cli.errors import ExperimentError
-from nitro_cli.models import run_once
 from nitro_cli.optim.leaves import Leaves, spec_text
 from nitro_cli.optim.rule import Rule, accumulates, traceable
+from nitro_cli.programs.fingerprint import fingerprint
+from nitro_cli.programs.once import run_once
 from nitro_cli.suggest import did_you_mean, listed
 
 _EXAMPLE = "optimizer_state(optax.adam, ps['gen'], learning_rate=2e-4)"
@@ -49,6 +50,10 @@ class Optimizer:
 
     def __repr__(self) -> str:
         return self.rule.name
+
+    def content(self) -> tuple[Any, ...]:
+        """What it decides, as plain values; the code of the rule is looked at by the fingerprint of the step."""
+        return self.rule.name, list(self.rule.hyperparameters), self.params.described("ps")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -104,8 +109,11 @@ def optimizer_state(rule: Callable[..., Any], params: Any, /, **hyperparameters:
         state = made.build(arguments[0]).init(arguments[1])
         return jax.tree.map(jnp.asarray, state)
 
-    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params))
-    state = initial((values, params)) if traced else run_once(initial, (values, params))
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
+        state = initial((values, params))
+    else:
+        code = fingerprint(rule=made.code, fixed=dict(made.fixed))
+        state = run_once(initial, (values, params), name="optimizer_init", experiment=made.name, code=code)
     return OptimizerState(Optimizer(made, leaves), values, np.int32(0), state)
 
 

@@ -160,14 +160,15 @@ def traceable(rule: Rule, parameters: Any) -> Rule:
     if rule.whole or _traces(rule, parameters):
         return rule
     for name in sorted(rule.hyperparameters):
-        moved = _fixing(rule, [name])
+        moved = fixing(rule, [name])
         if name != "learning_rate" and _traces(moved, parameters):
             return moved
     # More than one: fix all but the rate, which every optax factory takes as an array.
-    return _fixing(rule, [name for name in rule.hyperparameters if name != "learning_rate"])
+    return fixing(rule, [name for name in rule.hyperparameters if name != "learning_rate"])
 
 
-def _fixing(rule: Rule, names: Sequence[str]) -> Rule:
+def fixing(rule: Rule, names: Sequence[str]) -> Rule:
+    """``rule`` with these hyperparameters baked in."""
     kept = {name: value for name, value in rule.hyperparameters.items() if name not in names}
     return Rule(rule.name, rule.factory, kept, {**rule.fixed, **{n: rule.hyperparameters[n] for n in names}})
 

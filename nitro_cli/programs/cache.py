@@ -1,8 +1,9 @@
 """One process-wide cache of compiled programs, and the reason for every compile.
 
 A program is compiled ahead of time and then called as it is: it refuses other shapes instead of compiling for them, so
-nothing can compile again without passing through here. ``misses`` counts compiles, ``hits`` counts calls and look-ups
-that needed none, ``entries`` counts programs held; after the first step, ``misses == entries`` and neither grows.
+nothing can compile again without passing through here. ``misses`` counts programs that were compiled or loaded from
+the store, ``hits`` counts calls and look-ups that needed neither, ``entries`` counts programs held; after the first
+step, ``misses == entries`` and neither grows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nitro_cli.programs.key import Request, explain
+from nitro_cli.programs.key import Request
 
 
 class CacheStats(NamedTuple):
@@ -23,14 +24,25 @@ class CacheStats(NamedTuple):
 
 @dataclass(frozen=True)
 class Built:
-    """What building a program gives: the executable, what the trace found out, and seconds by phase."""
+    """What building a program gives: the executable, what the trace found out, and seconds by phase.
+
+    ``origin``: "compiled" by XLA, "linked" (traced, and its executable loaded), or "loaded" from the store without a
+    trace. ``entry`` names it in the store; ``kept_out`` are the reasons why it is not there for other processes.
+    ``large`` names arrays of some megabytes that are baked into it.
+    """
 
     executable: Callable[..., Any]
     found: dict[str, Any]
     reads: frozenset[str]
-    trace_seconds: float
-    lower_seconds: float
-    compile_seconds: float
+    trace_seconds: float = 0.0
+    lower_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    load_seconds: float = 0.0
+    origin: str = "compiled"
+    entry: str = ""
+    kept_out: tuple[str, ...] = ()
+    large: tuple[str, ...] = ()
+    why: str = "first use"
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,15 @@ class EntryInfo:
     trace_seconds: float
     lower_seconds: float
     compile_seconds: float
+    load_seconds: float
     why: str
+    origin: str
+    entry: str
+    kept_out: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.trace_seconds + self.lower_seconds + self.compile_seconds + self.load_seconds
 
 
 @dataclass
@@ -51,7 +71,6 @@ class Program:
 
     request: Request
     built: Built
-    why: str
     hits: int = 0
     calls_booked: int = field(default=0, repr=False)
 
@@ -71,7 +90,18 @@ class Program:
 
     def info(self) -> EntryInfo:
         b = self.built
-        return EntryInfo(self.request.program, self.hits, b.trace_seconds, b.lower_seconds, b.compile_seconds, self.why)
+        return EntryInfo(
+            self.request.program,
+            self.hits,
+            b.trace_seconds,
+            b.lower_seconds,
+            b.compile_seconds,
+            b.load_seconds,
+            b.why,
+            b.origin,
+            b.entry,
+            b.kept_out,
+        )
 
 
 class ProgramCache:
@@ -100,8 +130,7 @@ class ProgramCache:
                     if not program.calls_booked:
                         program.calls_booked = 1
                     return program
-            why = explain(request, self.all())
-            program = Program(request, build(request), why)
+            program = Program(request, build(request))
             self.programs.setdefault(request.digest, []).append(program)
             self._in_order.append(program)
             self.misses += 1
@@ -128,7 +157,8 @@ def program_cache() -> ProgramCache:
 
 
 def cache_stats() -> CacheStats:
-    """``(hits, misses, entries)`` of this process. Every compile is a miss; a program called again is a hit."""
+    """``(hits, misses, entries)`` of this process. A program compiled or loaded is a miss; one called again is
+    a hit."""
     return CacheStats(_CACHE.hits, _CACHE.misses, len(_CACHE.all()))
 
 

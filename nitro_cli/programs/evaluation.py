@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from nitro_cli.experiment.view import tracing
-from nitro_cli.optim.leaves import Leaves, spec_text
+from nitro_cli.optim.leaves import Leaves, spec_text, structure_text
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
@@ -26,7 +26,7 @@ def evaluation_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]
     code = fingerprint(recipe.owner, forward=recipe.hooks["forward"], model=model_content)
     arguments = recipe.described()
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
-    return Request("evaluation", code, arguments, recipe.settings() | {"train": "False"}, recipe.fields)
+    return Request("evaluation", code, arguments, recipe.settings() | {"train": "False"}, recipe.fields, recipe.name)
 
 
 def build_evaluation(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
@@ -64,9 +64,9 @@ def metric_request(
     """What a device-resident metric depends on: its own hook, and nothing of ``forward`` but the outputs' shapes."""
     code = fingerprint(recipe.owner, **{hook: recipe.hooks[hook]})
     arguments = outputs.described("outputs") | recipe.device.described("device")
-    arguments["outputs"] = str(outputs.structure)
+    arguments["outputs"] = structure_text(outputs.structure)
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
-    return Request(hook, code, arguments, {"rows": str(rows)}, recipe.fields)
+    return Request(hook, code, arguments, {"rows": str(rows)}, recipe.fields, recipe.name)
 
 
 def build_metric(

@@ -10,6 +10,7 @@ This is the seam for program identity: nothing else in nitro looks at code.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Fingerprint:
 
     ``refusals`` say, for people, why another process must not take its program for this one: there is something that
     content does not decide. ``codes`` are all code objects of the user's that were walked, ``libraries`` the packages
-    whose content counts besides (see ``libraries.library_digest``).
+    whose content counts besides (see ``libraries.library_digest``). ``again()`` takes it anew from the same roots.
     """
 
     entries: dict[str, str]
@@ -37,6 +38,7 @@ class Fingerprint:
     refusals: tuple[str, ...] = ()
     codes: frozenset[types.CodeType] = frozenset()
     libraries: frozenset[str] = frozenset()
+    again: Any = None
 
     def digest(self) -> str:
         text = "\n".join(f"{name} = {value}" for name, value in sorted(self.entries.items()))
@@ -53,7 +55,12 @@ def _walked(owner: type | None, roots: dict[str, Any]) -> tuple[Fingerprint, Wat
     walk = Walk(owner)
     walk.run(roots)
     found = Fingerprint(
-        walk.entries, walk.places, tuple(walk.refusals), frozenset(walk.codes), frozenset(walk.libraries)
+        walk.entries,
+        walk.places,
+        tuple(walk.refusals),
+        frozenset(walk.codes),
+        frozenset(walk.libraries),
+        functools.partial(fingerprint, owner, **roots),
     )
     return found, walk.watch
 

@@ -1,4 +1,4 @@
-"""What a program depends on, and how a difference is said.
+"""What a program depends on.
 
 A ``Request`` lists everything that decides which program is meant: its code, the shapes and types of its arguments,
 static settings, GraphConst values, and the environment. GraphConst values are special: only those that the trace read
@@ -10,20 +10,21 @@ Never in it: Device and Host values, the seed, the learning rate, the clip thres
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import os
+import platform
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import jax
 
 from nitro_cli.programs.fingerprint import Fingerprint
-
-if TYPE_CHECKING:
-    from nitro_cli.programs.cache import Program
+from nitro_cli.programs.libraries import ALWAYS, library_digest
 
 _VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 # Settings of jax that say how it reports or stores, and change no program.
@@ -32,18 +33,27 @@ _SILENT = ("log", "cache", "traceback", "dump", "explain", "profil", "check_", "
 
 @dataclass(frozen=True)
 class Request:
-    """A program that is wanted. All values are texts that decide by content; ``fields`` are the GraphConst values."""
+    """A program that is wanted. All values are texts that decide by content; ``fields`` are the GraphConst values.
+
+    ``experiment`` is the name under which the program is kept and looked for; it decides nothing.
+    """
 
     program: str
     code: Fingerprint
     arguments: Mapping[str, str]
     settings: Mapping[str, str]
     fields: Mapping[str, str] = field(default_factory=dict)
+    experiment: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.environment:
+            object.__setattr__(self, "environment", environment(self.code.libraries))
 
     @functools.cached_property
     def digest(self) -> str:
         lines = [self.program, self.code.digest()]
-        for part in (self.arguments, self.settings, environment()):
+        for part in (self.arguments, self.settings, self.environment):
             lines.extend(f"{name} = {value}" for name, value in part.items())
             lines.append("")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -52,76 +62,51 @@ class Request:
         return all(self.fields.get(name) == other.fields.get(name) for name in reads)
 
 
-def environment() -> dict[str, str]:
-    """Versions, devices, and the settings of jax that change what it compiles."""
-    facts = _installed() | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+def environment(libraries: Iterable[str] = ()) -> dict[str, str]:
+    """Versions, devices, and the settings of jax that change what it compiles; ``libraries`` are packages that count
+    besides those that nitro itself stands on."""
+    facts = dict(_machine())
+    facts |= {f"files of {name}": library_digest(name) for name in sorted({*ALWAYS, *libraries})}
+    facts |= {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
+    facts["--xla"] = " ".join(word for word in sys.argv if word.startswith("--xla"))
     facts["device"] = f"{jax.default_backend()} {jax.devices()[0].device_kind} x {len(jax.devices())}"
+    facts["platform"] = " ".join(str(jax.devices()[0].client.platform_version).split())
+    facts["process"] = f"{jax.process_index()} of {jax.process_count()}"
     for name, value in sorted(jax.config.values.items()):
         if not any(word in name for word in _SILENT):
             facts[name] = str(value)
-    return facts
+    facts["trace context"] = _trace_context()
+    return facts | (_flax_settings() if "flax" in libraries else {})
 
 
 @functools.cache
-def _installed() -> dict[str, str]:
-    return {name: metadata.version(name) for name in _VERSIONED}
+def _machine() -> dict[str, str]:
+    """What cannot change while the process runs."""
+    facts = {name: metadata.version(name) for name in _VERSIONED}
+    facts["python"] = (
+        f"{sys.implementation.cache_tag} {'.'.join(map(str, sys.version_info[:3]))} -O{sys.flags.optimize}"
+    )
+    facts["machine"] = f"{platform.system()} {platform.machine()}"
+    facts["processor"] = hashlib.sha256(_processor().encode()).hexdigest()
+    return facts
 
 
-def explain(request: Request, programs: Iterable[Program]) -> str:
-    """Why ``request`` must be compiled: its differences from the nearest program of the same name, in one line."""
-    candidates = [_differences(request, program) for program in programs if program.request.program == request.program]
-    if not candidates:
-        return "first use"
-    nearest = min(candidates, key=len)
-    if not nearest:
-        return "an equal program was dropped"
-    shown = "; ".join(nearest[:2])
-    return shown if len(nearest) <= 2 else f"{shown}; and {len(nearest) - 2} more differences"
+def _processor() -> str:
+    """Instructions that the processor has: an executable for a CPU uses what the one it was made on had."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _differences(request: Request, program: Program) -> list[str]:
-    """Differences, causes before consequences: code, GraphConst values, settings, then arguments."""
-    old = program.request
-    found = _code_differences(old.code, request.code)
-    for name in sorted(program.built.reads):
-        before, now = old.fields.get(name), request.fields.get(name)
-        if before != now:
-            found.append(f"`{name}` {_plain(before)} -> {_plain(now)}")
-    for name in _changed(old.settings, request.settings):
-        found.append(f"{name}: {old.settings.get(name, 'none')} -> {request.settings.get(name, 'none')}")
-    arguments = _changed(old.arguments, request.arguments)
-    if arguments:
-        name = arguments[0]
-        text = f"{name}: {old.arguments.get(name, 'none')} -> {request.arguments.get(name, 'none')}"
-        found.append(text + (f" (and {len(arguments) - 1} more arguments)" if len(arguments) > 1 else ""))
-    return found
+def _trace_context() -> str:
+    """Settings of jax that are in force here only: ``with jax.default_matmul_precision(...)``."""
+    trace_context = getattr(sys.modules.get("jax._src.config"), "trace_context", tuple)
+    plain = (type(None), bool, int, float, str, enum.Enum)
+    return " ".join(str(value) if isinstance(value, plain) else type(value).__name__ for value in trace_context())
 
 
-def _code_differences(old: Fingerprint, new: Fingerprint) -> list[str]:
-    found = []
-    for name in _changed(old.entries, new.entries):
-        before, now = old.entries.get(name), new.entries.get(name)
-        label = f"`{name.removeprefix('__main__.')}`"
-        place = new.places.get(name) or old.places.get(name)
-        if place:
-            label += f" in {place.rsplit(':', 1)[0]}"
-        if before is None or now is None:
-            found.append(f"{label} is {'new' if before is None else 'no longer used'}")
-        elif now.startswith("code ") or len(before) + len(now) > 120:
-            found.append(f"{label} changed")
-        else:
-            found.append(f"{label} {_plain(before)} -> {_plain(now)}")
-    return found
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    names = dict.fromkeys([*old, *new])
-    return [name for name in names if old.get(name) != new.get(name)]
-
-
-def _plain(text: str | None) -> str:
-    """``int 128`` as ``128``: the type tag is for the key, not for the reader."""
-    if text is None:
-        return "none"
-    kind, _, value = text.partition(" ")
-    return value if value and kind in ("bool", "int", "float", "str", "float32", "float64", "int32") else text
+def _flax_settings() -> dict[str, str]:
+    config = getattr(sys.modules.get("flax.configurations"), "config", None)
+    return {f"flax {name}": str(getattr(config, name)) for name in getattr(config, "_values", None) or ()}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from nitro_cli.experiment.view import tracing
 from nitro_cli.optim.bindings import Optimizers
-from nitro_cli.optim.leaves import Leaves, spec_text
+from nitro_cli.optim.leaves import Leaves, spec_text, structure_text
 from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
@@ -32,13 +32,15 @@ def step_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], mode
     found = _optimizers(recipe)
     roots = {f"optimizer {path}": (rule.factory, dict(rule.fixed)) for path, rule in found.rules.items()}
     code = fingerprint(recipe.owner, train_step=recipe.hooks["train_step"], model=model_content, **roots)
-    arguments = recipe.described() | found.leaves.described("opt_state") | {"opt_state": str(found.leaves.structure)}
+    arguments = (
+        recipe.described() | found.leaves.described("opt_state") | {"opt_state": structure_text(found.leaves.structure)}
+    )
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
     settings = {
         "accum": str(recipe.accum) if recipe.routes["train_step"].accum else "none",
         "train_metrics": "host" if recipe.host_metrics else "none",
     }
-    return Request("step", code, arguments, settings, recipe.fields)
+    return Request("step", code, arguments, settings, recipe.fields, recipe.name)
 
 
 def build_step(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:

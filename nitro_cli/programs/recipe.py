@@ -46,6 +46,11 @@ class Recipe:
         return type(self.experiment)
 
     @property
+    def name(self) -> str:
+        """What the store calls the experiment."""
+        return self.owner.__qualname__
+
+    @property
     def manual(self) -> bool:
         """Whether the experiment owns its step: there are then ``optimizers``, and the plan has no groups."""
         return self.optimizers is not None

@@ -26,6 +26,7 @@ from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import fingerprint
 from nitro_cli.programs.key import Request
+from nitro_cli.programs.once import run_once
 from nitro_cli.programs.recipe import Recipe
 
 CLOCK = jax.ShapeDtypeStruct((3,), np.dtype("int32"))
@@ -58,7 +59,7 @@ def gradient_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], 
         "accum": "1" if recipe.accum == 1 else "more than 1",
         "train_metrics": recipe.residency["train_metrics"] if recipe.hooks.get("train_metrics") else "none",
     }
-    return Request("gradient", fingerprint(recipe.owner, **roots), arguments, settings, recipe.fields)
+    return Request("gradient", fingerprint(recipe.owner, **roots), arguments, settings, recipe.fields, recipe.name)
 
 
 def build_gradient(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
@@ -145,30 +146,31 @@ def _count_train_metrics(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruc
 
 
 def optimizer_state(recipe: Recipe, params: Any, anchors: Any) -> Any:
-    """The tree of the optimizer's first state, by one compiled function that handles with the same optimizer share."""
-    plan = recipe.plan
-    request = optimizer_request(recipe)
-    key = request.digest
+    """The tree of the optimizer's first state."""
+    plan, request = recipe.plan, optimizer_request(recipe)
+    settings = {**request.settings, **request.arguments}
     if any(group.rule.whole for group in plan.groups):  # which GraphConst values it reads is not known here
-        key += str(sorted(request.fields.items()))
-    if key not in _OPTIMIZER_INIT:
+        settings |= request.fields
 
-        def optimizer_init(vector: Any, params: Any, anchors: Any) -> Any:
-            state = optimizer_step.initial_state(plan, vector, params, anchors)
-            return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
+    def initial(arguments: Any) -> Any:
+        state = optimizer_step.initial_state(plan, *arguments)
+        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
-        _OPTIMIZER_INIT[key] = jax.jit(optimizer_init)
-    return _OPTIMIZER_INIT[key](plan.vector(), params, anchors)
-
-
-_OPTIMIZER_INIT: dict[str, Any] = {}
+    return run_once(
+        initial,
+        (plan.vector(), list(params), list(anchors)),
+        name="optimizer_init",
+        experiment=recipe.name,
+        code=request.code,
+        settings=settings,
+    )
 
 
 def update_request(recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Request:
     """What the update program depends on: no hook but the optimizer's, and no batch."""
     rule = optimizer_request(recipe)
     arguments = {**rule.arguments, **optimizer.described("opt_state"), "row": f"float[{len(columns)}]"}
-    return Request("update", rule.code, arguments, rule.settings, rule.fields)
+    return Request("update", rule.code, arguments, rule.settings, rule.fields, rule.experiment)
 
 
 def optimizer_request(recipe: Recipe) -> Request:
@@ -186,7 +188,9 @@ def optimizer_request(recipe: Recipe) -> Request:
         ),
         "no_decay": " ".join(path for path, no in zip(recipe.params.paths, plan.no_decay, strict=True) if no),
     }
-    return Request("optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings, recipe.fields)
+    return Request(
+        "optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings, recipe.fields, recipe.name
+    )
 
 
 def build_update(request: Request, recipe: Recipe, optimizer: Leaves, columns: Sequence[str]) -> Built:

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.optim.leaves import Leaves
 from nitro_cli.programs.cache import Program
+from nitro_cli.programs.jax_cache import use_jax_cache
 from nitro_cli.programs.training import optimizer_state
 from nitro_cli.run.checkpoints import CheckpointInfo
 from nitro_cli.run.device_values import check_device_field, converted
@@ -67,6 +69,7 @@ class Nitro:
         root: Path | None = None,
         **knobs: Any,
     ) -> None:
+        use_jax_cache()
         weights, resume = named_weights(e, weights, root), named_run(e, resume, root)
         if resume is not None and isinstance(weights, tuple):
             raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
@@ -348,17 +351,16 @@ class Nitro:
 
     def _compiled(self, program: Program) -> None:
         info = program.info()
-        facts = {
-            "program": info.program,
-            "why": info.why,
-            "trace_seconds": info.trace_seconds,
-            "lower_seconds": info.lower_seconds,
-            "compile_seconds": info.compile_seconds,
-            "seconds": info.trace_seconds + info.lower_seconds + info.compile_seconds,
-        }
+        facts = {name: value for name, value in asdict(info).items() if name != "hits"} | {"seconds": info.seconds}
         if self.log_compile is not None:
             self.log_compile(facts)
         self.notify("compile", **facts)
+        for array in program.built.large:
+            self.notify(
+                "warning",
+                message=f"the {info.program} program holds {array}: as a constant it is compiled and stored with the "
+                "program. Make it an input: return it in st from build_model, or give it with the batch",
+            )
 
     def _entry(self) -> None:
         for message in self._drift.check():

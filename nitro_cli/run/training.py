@@ -13,6 +13,7 @@ from nitro_cli.errors import DivergenceError, ExperimentError, NitroError
 from nitro_cli.experiment.presets import dump_config
 from nitro_cli.loggers.jsonl import JsonLines
 from nitro_cli.programs.cache import cache_entries, cache_stats
+from nitro_cli.programs.store import open_store
 from nitro_cli.run.checkpoints import Checkpoints
 from nitro_cli.run.directory import RunDirectory, create_run, facts
 from nitro_cli.run.evaluating import evaluate_split
@@ -289,6 +290,8 @@ class Training:
     def _end(self, status: str, exit_code: int, **more: Any) -> None:
         """Write how the run ended. A disk that refuses even that must not hide what went wrong before."""
         n, before, now = self.nitro, self.stats_before, cache_stats()
+        if (store := open_store()) is not None:
+            store.tidy()
         programs = [asdict(entry) for entry in cache_entries()]
         counters = {
             "hits": now.hits - before.hits,

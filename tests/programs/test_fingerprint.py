@@ -177,9 +177,9 @@ def test_two_that_differ_only_in_what_is_shared_differ():
 
 def test_an_object_that_only_its_identity_tells_apart_is_named_and_never_taken_for_another():
     one, other = fingerprint(model=object()), fingerprint(model=object())
-    assert one.unstable == ("model",)
+    assert one.refusals == ("model",)
     assert one.digest() != other.digest()
-    assert fingerprint(model=Config(1, [])).unstable == ()
+    assert fingerprint(model=Config(1, [])).refusals == ()
 
 
 def test_decorated_functions_are_looked_into():
@@ -249,13 +249,13 @@ def test_rules_of_derivatives_and_attributes_of_functions_count(source):
     one, other = source.format(number=1), source.format(number=2)
     assert same(one, one, jax=jax)
     assert not same(one, other, jax=jax)
-    assert fingerprint(f=made(one, jax=jax)).unstable == ()
+    assert fingerprint(f=made(one, jax=jax)).refusals == ()
 
 
 def test_a_jitted_helper_is_stable():
     source = "@jax.jit\ndef g(x):\n    return x\ndef f(x):\n    return g(x)"
     assert same(source, "\n\n" + source, jax=jax)
-    assert fingerprint(f=made(source, jax=jax)).unstable == ()
+    assert fingerprint(f=made(source, jax=jax)).refusals == ()
 
 
 def test_entries_name_what_they_are_and_where():
@@ -268,7 +268,7 @@ def test_entries_name_what_they_are_and_where():
 
 def test_library_code_counts_by_name():
     found = fingerprint(f=jnp.linalg.norm)
-    assert not found.unstable
+    assert not found.refusals
     assert found.digest() == fingerprint(f=jnp.linalg.norm).digest() != fingerprint(f=jnp.linalg.det).digest()
 
 

@@ -1,0 +1,92 @@
+"""jax's own compilation cache, below nitro's store: for every program that is not nitro's, an operation of a hook at
+set-up for example.
+
+jax keys it by the lowered program, so it is always sound; but it never repairs an entry that was cut short, and without
+its size limit (which takes a lock at every read) it never removes one. Both are done here. A folder that the user has
+chosen for jax is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import zlib
+from pathlib import Path
+
+import jax
+
+from nitro_cli.programs.key import environment
+from nitro_cli.programs.store import Store, open_store
+
+_FACTS = ("jax", "jaxlib", "python", "platform", "processor", "device")
+_CHECKED = ".checked"
+
+
+def use_jax_cache() -> None:
+    """Turn jax's cache on, in a folder for these versions and this machine, unless the user has set one or none."""
+    store = open_store()
+    if store is None or jax.config.jax_compilation_cache_dir is not None:
+        return
+    folder = jax_folder(store)
+    heal(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def jax_folder(store: Store) -> Path:
+    facts = environment()
+    text = "\n".join(f"{name} = {facts[name]}" for name in _FACTS if name in facts)
+    name = f"{facts['jax']}-{jax.default_backend()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return store.root / "jax" / name
+
+
+def heal(folder: Path) -> int:
+    """Remove entries that a crash or a full disk cut short, among those written since the last look. Returns how many.
+
+    jax warns of such an entry in every process, compiles, and leaves it as it is.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mark = folder / _CHECKED
+    since = mark.stat().st_mtime if mark.exists() else 0.0
+    removed, now = 0, time.time()
+    for item in os.scandir(folder):
+        if item.name.endswith("-cache") and item.stat().st_mtime >= since and not _whole(Path(item.path)):
+            with contextlib.suppress(OSError):
+                os.unlink(item.path)
+                removed += 1
+    with contextlib.suppress(OSError):
+        mark.touch()
+        os.utime(mark, (now, now))
+    return removed
+
+
+def _whole(path: Path) -> bool:
+    """Whether an entry can be unpacked. One that is being written this moment may be removed: it is written again."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return True
+    if not data:
+        return False
+    if data[:4] == b"\x28\xb5\x2f\xfd":  # zstandard, where it is installed; jax then reads it with the same library
+        return _unpacks_zstandard(data)
+    try:
+        zlib.decompress(data)
+    except zlib.error:
+        return False
+    return True
+
+
+def _unpacks_zstandard(data: bytes) -> bool:
+    try:
+        import zstandard  # type: ignore[import-not-found]
+    except ImportError:
+        return True
+    try:
+        zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError:
+        return False
+    return True

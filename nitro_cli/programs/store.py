@@ -1,0 +1,474 @@
+"""The store: what nitro keeps of its programs for the next process.
+
+    <root>/                    the user's own, mode 0700
+      programs/<experiment>/<program>/<key>/<fields>.json     what one program depended on, and where its executable is
+      executables/<digest>     the executable, found by the digest of the lowered program, behind a checksum
+      facts/<key>              small answers that would take a trace to find
+    jax/<version and machine>/                              jax's own compilation cache, for all other programs
+      runs.jsonl               what each run compiled and loaded
+      locks/
+
+A key is decided before any tracing (``Request.digest``); an entry under it holds in addition which GraphConst fields
+the trace read, with their values, so one key can have several entries. Files are written under another name and then
+renamed, so a reader sees a whole one or none; what is damaged all the same is a miss. An executable is code that will
+run here: nothing is read from a folder or file that another user owns or could have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nitro_cli.errors import AnswerNo
+
+FORMAT = "1"
+MAX_BYTES = 4 << 30
+MAX_DAYS = 90
+NEAREST = 30  # how many of the newest entries of a program a miss is compared with
+WAIT_SECONDS = 60.0  # how long a process waits for another one that compiles the same program
+_ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody
+
+
+class StoreWarning(UserWarning):
+    """Something about the store that costs time but no result."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one program depended on. ``executable`` is empty where only the reason for a miss can be taken from it;
+    ``kept_out`` then says why. ``trees`` are the trees of the call and what the
+    trace found out, pickled, as base64."""
+
+    experiment: str
+    program: str
+    key: str
+    code: Mapping[str, str]
+    places: Mapping[str, str]
+    arguments: Mapping[str, str]
+    settings: Mapping[str, str]
+    environment: Mapping[str, str]
+    reads: Mapping[str, str]
+    lowered: str
+    executable: str = ""
+    bytes: int = 0
+    trees: str = ""
+    lapack: bool = False
+    kept_out: tuple[str, ...] = ()
+    poisoned: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    created: float = 0.0
+    format: str = FORMAT
+
+    @property
+    def name(self) -> str:
+        """How messages and reports call it: ``MyExp/gradient/1a2b3c4d5e6f-0a1b2c3d``."""
+        return f"{self.experiment}/{self.program}/{self.key[:12]}-{reads_digest(self.reads)[:8]}"
+
+    @property
+    def usable(self) -> bool:
+        return bool(self.executable) and not self.poisoned
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An entry as ``nitro cache-stats`` shows it. ``bytes`` counts the executable and the entry itself."""
+
+    entry: Entry
+    path: Path
+    bytes: int
+    used: float
+    hits: int
+    seconds_saved: float
+
+
+class Store:
+    """One store on disk. Safe to use from many processes at once; a fault of the disk is a warning and a miss."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.programs = root / "programs"
+        self.executables = root / "executables"
+
+    # ---- finding --------------------------------------------------------------------------------------------------
+
+    def find(self, experiment: str, program: str, key: str, fields: Mapping[str, str]) -> Entry | None:
+        """The entry for this key whose trace read fields that have the same values now; poisoned ones included."""
+        for path in _files(self._folder(experiment, program, key)):
+            entry = self._entry(path)
+            if entry is not None and entry.key == key and all(fields.get(n) == v for n, v in entry.reads.items()):
+                return entry
+        return None
+
+    def nearest(self, experiment: str, program: str) -> Iterator[Entry]:
+        """The newest entries of a program of this name, for the reason of a miss."""
+        folder = self.programs / _slug(experiment) / _slug(program)
+        paths = [path for key in _folders(folder) for path in _files(key)]
+        for path in sorted(paths, key=_modified, reverse=True)[:NEAREST]:
+            entry = self._entry(path)
+            if entry is not None:
+                yield entry
+
+    def executable(self, digest: str) -> bytes | None:
+        """The serialized executable. A damaged file is removed."""
+        path = self.executables / digest
+        data = _read(path)
+        if data is None:
+            return None
+        checksum, payload = data[:32], data[32:]
+        if hashlib.sha256(payload).digest() != checksum:
+            warnings.warn(f"the stored executable {path.name[:12]} is damaged and is compiled anew", StoreWarning, 2)
+            _remove(path)
+            return None
+        return payload
+
+    # ---- keeping --------------------------------------------------------------------------------------------------
+
+    def keep(self, entry: Entry, executable: bytes | None) -> bool:
+        """Write an entry, and its executable unless there is one under its name. False where the disk refuses."""
+        if executable is not None:
+            path = self.executables / entry.executable
+            if not path.exists() and not _write(path, hashlib.sha256(executable).digest() + executable):
+                return False
+        return _write(self._path(entry), json.dumps(asdict(entry)).encode())
+
+    def used(self, entry: Entry, seconds: float) -> None:
+        """Note that an entry was loaded, in ``seconds``. Appended by one write, so that no process loses another's."""
+        path = self._path(entry)
+        saved = sum(entry.seconds.values()) - seconds
+        with contextlib.suppress(OSError):
+            _append(path.with_suffix(".uses"), f"{time.time():.0f} {saved:.3f}\n")
+            os.utime(path)
+            os.utime(self.executables / entry.executable)
+
+    def drop(self, entry: Entry) -> None:
+        """Take out an executable that does not load or run here; the entry stays, for reasons."""
+        _remove(self.executables / entry.executable)
+
+    def poison(self, entry: Entry, why: str) -> None:
+        """Mark an entry so that it is never used again."""
+        _write(self._path(entry), json.dumps(asdict(replace(entry, poisoned=why))).encode())
+
+    @contextlib.contextmanager
+    def alone(self, key: str) -> Iterator[None]:
+        """While active, no other process compiles the program of this key, unless waiting took too long. The lock is
+        the system's own, so it is free as soon as its process is gone, however that ended."""
+        from filelock import FileLock, Timeout  # here, since a start from the store needs no lock
+
+        lock = None
+        try:
+            folder = _private(self.root / "locks")
+            lock = FileLock(folder / f"{key[:40]}.lock", timeout=WAIT_SECONDS)
+            lock.acquire()
+        except (Timeout, OSError):
+            lock = None
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def fact(self, key: str) -> Any:
+        """What was kept under a key by ``keep_fact``; None where there is nothing."""
+        data = _read(self.root / "facts" / key)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return json.loads(data or b"")["answer"]
+        return None
+
+    def keep_fact(self, key: str, answer: Any) -> None:
+        _write(self.root / "facts" / key, json.dumps({"answer": answer}).encode())
+
+    def note_run(self, facts: Mapping[str, Any]) -> None:
+        """Append one run's counters."""
+        with contextlib.suppress(OSError):
+            _append(self.root / "runs.jsonl", json.dumps(facts) + "\n")
+
+    # ---- looking after --------------------------------------------------------------------------------------------
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The counters of the last runs, oldest first. A line that was cut is left out."""
+        rows = []
+        for line in (_read(self.root / "runs.jsonl") or b"").splitlines():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return rows
+
+    def listed(self) -> list[Listed]:
+        """All entries, by experiment and program."""
+        found = []
+        for path in self._entry_paths():
+            entry = self._entry(path)
+            if entry is None:
+                continue
+            uses = [line.split() for line in (_read(path.with_suffix(".uses")) or b"").decode().splitlines()]
+            saved = sum(float(use[1]) for use in uses if len(use) == 2)
+            size = _bytes(path) + (entry.bytes if entry.usable else 0)
+            found.append(Listed(entry, path, size, _modified(path), len(uses), saved))
+        return sorted(found, key=lambda row: (row.entry.experiment, row.entry.program, row.used))
+
+    def size(self) -> int:
+        """Bytes on disk, of everything."""
+        return sum(_bytes(path) for path in self.root.rglob("*") if path.is_file())
+
+    def orphans(self) -> list[Path]:
+        """Executables without an entry, damaged entries, and temporary files that their process left behind."""
+        paths = self._entry_paths()
+        entries = {path: self._entry(path) for path in paths}
+        wanted = {entry.executable for entry in entries.values() if entry is not None}
+        lost = [path for path, entry in entries.items() if entry is None]
+        lost += [path for path in _files(self.executables, "") if path.name not in wanted and not _temporary(path)]
+        lost += [path for path in self.root.rglob("*.tmp") if time.time() - _modified(path) > _ABANDONED]
+        lost += [path for path in _files(self.root / "locks", ".lock") if time.time() - _modified(path) > 86400]
+        lost += [uses for uses in self.programs.rglob("*.uses") if not uses.with_suffix(".json").exists()]
+        return lost
+
+    def prune(self, max_bytes: int = MAX_BYTES, max_days: float = MAX_DAYS) -> int:
+        """Remove orphans, then entries that nobody used for ``max_days``, then the least recently used until the rest
+        fits ``max_bytes``. Returns how many files went. Does nothing while another process prunes."""
+        from filelock import FileLock, Timeout
+
+        try:
+            lock = FileLock(_private(self.root / "locks") / "prune.lock", timeout=0)
+            with lock:
+                return self._prune(max_bytes, max_days)
+        except (Timeout, OSError):
+            return 0
+
+    def tidy(self) -> None:
+        """Prune, unless that was done less than a day ago."""
+        mark = self.root / "pruned"
+        if time.time() - _modified(mark) > 86400:
+            self.prune()
+            _write(mark, b"")
+
+    def _prune(self, max_bytes: int, max_days: float) -> int:
+        # A new executable is written before its entry: one that is minutes old is not an orphan yet.
+        removed = [path for path in self.orphans() if time.time() - _modified(path) > 600.0]
+        for path in removed:
+            _remove(path)
+        entries = set(self._entry_paths())
+        others = [path for name in ("jax", "facts") for path in (self.root / name).rglob("*") if path.is_file()]
+        size, oldest = self.size(), time.time() - max_days * 86400
+        for path in sorted([*entries, *others], key=_modified):
+            if _modified(path) >= oldest and size <= max_bytes:
+                break
+            entries.discard(path)
+            size -= self._evict(path, entries)
+            removed.append(path)
+        for folder in sorted(self.programs.rglob("*"), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # refused unless empty
+        return len(removed)
+
+    def _evict(self, path: Path, others: Iterable[Path]) -> int:
+        """Remove one file; of an entry also its executable, unless one of ``others`` has the same. Returns its size."""
+        victims, size = [path], 0
+        entry = self._entry(path) if path.suffix == ".json" else None
+        if entry is not None:
+            victims.append(path.with_suffix(".uses"))
+            shared = {other.executable for o in others if (other := self._entry(o)) is not None}
+            if entry.executable and entry.executable not in shared:
+                victims.append(self.executables / entry.executable)
+        for victim in victims:
+            size += _bytes(victim)
+            _remove(victim)
+        return size
+
+    def clear(self) -> int:
+        """Remove everything that nitro wrote here. Returns the bytes freed."""
+        import shutil
+
+        size = self.size()
+        for name in ("programs", "executables", "facts", "jax", "locks"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        _remove(self.root / "runs.jsonl")
+        return size
+
+    def _entry_paths(self) -> list[Path]:
+        return [p for e in _folders(self.programs) for g in _folders(e) for k in _folders(g) for p in _files(k)]
+
+    def _entry(self, path: Path) -> Entry | None:
+        data = _read(path)
+        if data is None:
+            return None
+        try:
+            entry = Entry(**json.loads(data))
+        except (ValueError, TypeError):
+            return None
+        return entry if entry.format == FORMAT else None
+
+    def _folder(self, experiment: str, program: str, key: str) -> Path:
+        return self.programs / _slug(experiment) / _slug(program) / key[:40]
+
+    def _path(self, entry: Entry) -> Path:
+        folder = self._folder(entry.experiment, entry.program, entry.key)
+        return folder / f"{reads_digest(entry.reads)[:16]}.json"
+
+
+# ---- which store ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Settings:
+    """``cold`` looks nothing up; ``verify`` traces what it finds and compares."""
+
+    cold: bool = False
+    verify: bool = False
+    opened: dict[str, Store | None] = field(default_factory=dict)
+
+
+settings = _Settings()
+
+
+def store_root() -> Path | None:
+    """Where the store lies: ``NITRO_CACHE_DIR``, else the user's cache folder. None where it is switched off."""
+    given = os.environ.get("NITRO_CACHE_DIR")
+    if given is not None:
+        return None if given.strip().lower() in ("", "none", "off") else Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "nitro"
+
+
+def open_store() -> Store | None:
+    """The store of this user, or None where it is switched off or may not be used; the latter is said once."""
+    root = store_root()
+    if root is None:
+        return None
+    if str(root) not in settings.opened:
+        problem = _unsafe(root)
+        if problem:
+            warnings.warn(f"nitro keeps no compiled programs: {problem}", StoreWarning, 2)
+        settings.opened[str(root)] = None if problem else Store(root)
+    return settings.opened[str(root)]
+
+
+def _unsafe(root: Path) -> str:
+    """Why the folder cannot hold executables, or an empty text. Makes the folder where there is none."""
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            root.mkdir(mode=0o700)
+        facts = root.stat()
+    except OSError as error:
+        return f"{root} cannot be used ({error.strerror or error}); NITRO_CACHE_DIR names another folder, or none"
+    if not stat.S_ISDIR(facts.st_mode):
+        return f"{root} is not a folder; NITRO_CACHE_DIR names another one, or none"
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        return f"{root} belongs to another user, who could put code there; let NITRO_CACHE_DIR name a folder of yours"
+    if facts.st_mode & 0o022:
+        return f"other users can write to {root}, and could put code there; make it yours alone: chmod 700 {root}"
+    if not os.access(root, os.W_OK | os.X_OK):
+        return f"{root} cannot be written to; NITRO_CACHE_DIR names another folder, or none"
+    return ""
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a file that is this user's alone; None where there is none, or others could have written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        try:
+            facts = os.fstat(descriptor)
+            own = not hasattr(os, "getuid") or facts.st_uid == os.getuid()
+            if not (stat.S_ISREG(facts.st_mode) and own and not facts.st_mode & 0o022):
+                warnings.warn(f"{path} is not this user's alone and is not read", StoreWarning, 2)
+                return None
+            return file.read()
+        except OSError:
+            return None
+
+
+def _write(path: Path, data: bytes) -> bool:
+    """Write a file whole, under another name first. False, with a warning, where the disk refuses."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        _private(path.parent)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except OSError as error:
+        _remove(partial)
+        warnings.warn(f"a compiled program could not be stored: {error.strerror or error}", StoreWarning, 2)
+        return False
+    return True
+
+
+def _append(path: Path, line: str) -> None:
+    _private(path.parent)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _files(folder: Path, suffix: str = ".json") -> list[Path]:
+    try:
+        return sorted(Path(item.path) for item in os.scandir(folder) if item.name.endswith(suffix) and item.is_file())
+    except OSError:
+        return []
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(item.path) for item in os.scandir(folder) if item.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _temporary(path: Path) -> bool:
+    return path.suffix == ".tmp"
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-") or "unnamed"
+
+
+def reads_digest(reads: Mapping[str, str]) -> str:
+    """A name for the values of the GraphConst fields that a trace read."""
+    return hashlib.sha256("\n".join(f"{name} = {value}" for name, value in sorted(reads.items())).encode()).hexdigest()
+
+
+class CacheMismatch(AnswerNo):
+    """A stored program is not what its code traces to now."""
+
+    kind = "cache"

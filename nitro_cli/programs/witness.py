@@ -1,0 +1,168 @@
+"""What really happened while a program was traced, against what its fingerprint says that it depends on.
+
+The fingerprint is a static look at code. A trace shows what ran: which functions made an operation of the program, and
+which files and environment variables user code read. What the fingerprint did not foresee makes the program unfit for
+the store, with the reason; the program itself runs as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import types
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nitro_cli.programs.fingerprint import is_user_code
+
+LARGE_BYTES = 4 << 20  # a constant from this size on is pointed out
+
+_watching = threading.local()
+
+
+class Witness:
+    """One trace. ``objections()`` are lines for people, each a reason not to keep the program."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, None] = {}
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """While active, in this thread: note each file and environment variable that user code reads."""
+        _audited()
+        _watching.witness = self
+        try:
+            with _environment_watched():
+                yield
+        finally:
+            _watching.witness = None
+
+    def objections(self, jaxpr: Any, walked: Collection[types.CodeType]) -> list[str]:
+        """``walked`` are the code objects that the fingerprint covers."""
+        strangers = {code: None for code in user_code(jaxpr) if code not in walked}
+        ran = [f"`{_said(code)}` ran in the trace, and no name in the code leads to it" for code in strangers]
+        return [*self.read, *ran]
+
+
+def user_code(jaxpr: Any) -> Iterator[types.CodeType]:
+    """Code objects of the user's that made an operation of the program, each once."""
+    seen: set[int] = set()
+    for equation in equations(jaxpr):
+        traceback = equation.source_info.traceback
+        if traceback is None:
+            continue
+        codes, _ = traceback.raw_frames()
+        for code in codes:
+            if code.co_filename.startswith(_NITRO):
+                break  # what called nitro made no operation
+            if id(code) not in seen:
+                seen.add(id(code))
+                if is_user_code(code.co_filename) and not _generated(code):
+                    yield code
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all that lie in it."""
+    todo, seen = [jaxpr], set()
+    while todo:
+        inner = todo.pop()
+        inner = getattr(inner, "jaxpr", inner)
+        if id(inner) in seen or not hasattr(inner, "eqns"):
+            continue
+        seen.add(id(inner))
+        for equation in inner.eqns:
+            yield equation
+            for value in equation.params.values():
+                todo.extend(value if isinstance(value, (tuple, list)) else (value,))
+
+
+def constants(jaxpr: Any) -> Iterator[Any]:
+    """Arrays that are baked into a program, the largest first, each once."""
+    held = {id(c): c for c in getattr(jaxpr, "consts", ())}
+    for equation in equations(jaxpr):
+        for value in equation.params.values():
+            held |= {id(c): c for c in getattr(value, "consts", ())}
+    arrays = [value for value in held.values() if hasattr(value, "nbytes")]
+    return iter(sorted(arrays, key=lambda array: -array.nbytes))
+
+
+def large_constants(jaxpr: Any, entries: dict[str, str]) -> list[str]:
+    """Lines for people on arrays of some megabytes in a program, by name where the fingerprint knows them."""
+    from nitro_cli.programs.fingerprint import atom
+
+    lines = []
+    for array in constants(jaxpr):
+        if array.nbytes < LARGE_BYTES:
+            break
+        text = atom(np.asarray(array))
+        names = [name for name, value in entries.items() if value == text]
+        shape = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+        named = f"`{names[0]}`, " if names else ""
+        lines.append(f"{named}an array {shape} of {array.nbytes / 2**20:.0f} MB")
+    return lines
+
+
+def _said(code: types.CodeType) -> str:
+    return f"{code.co_name}` in `{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def _generated(code: types.CodeType) -> bool:
+    """Methods that dataclasses and the like write: their class is covered by its fields."""
+    return code.co_filename.startswith("<") and code.co_name.startswith("__")
+
+
+_NITRO = str(Path(__file__).resolve().parent.parent)
+_STDLIB = str(Path(os.__file__).resolve().parent)
+
+
+def _reader() -> str | None:
+    """``loss in myexp.py:31`` where the nearest frame outside of the standard library is user code."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "importlib" in name:
+            return None  # an import reads its own files: code counts by content
+        if name != __file__ and (not name.startswith((_STDLIB, "<frozen")) or "site-packages" in name):
+            return f"`{frame.f_code.co_name}` in {Path(name).name}:{frame.f_lineno}" if is_user_code(name) else None
+        frame = frame.f_back
+    return None
+
+
+def _note(what: str) -> None:
+    witness = getattr(_watching, "witness", None)
+    if witness is not None and (where := _reader()) is not None:
+        witness.read[f"{where} {what} while it is traced"] = None
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and getattr(_watching, "witness", None) is not None:
+        _note("reads a file")
+
+
+@functools.cache
+def _audited() -> None:
+    """Once per process, since an audit hook cannot be taken out again; it does nothing while nobody watches."""
+    sys.addaudithook(_audit)
+
+
+@contextlib.contextmanager
+def _environment_watched() -> Iterator[None]:
+    kind: Any = type(os.environ)
+    plain = kind.__getitem__
+
+    def __getitem__(self: Any, key: Any) -> Any:
+        if self is os.environ:
+            _note(f"reads the environment variable {key}")
+        return plain(self, key)
+
+    kind.__getitem__ = __getitem__
+    try:
+        yield
+    finally:
+        kind.__getitem__ = plain
