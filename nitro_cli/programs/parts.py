@@ -25,6 +25,7 @@ import numpy as np
 from nitro_cli.experiment.objects import is_python_made, visible_state
 from nitro_cli.programs import atoms
 from nitro_cli.programs.atoms import atom, built_in, digest, name_of
+from nitro_cli.programs.libraries import is_user_module
 
 # A container of more atoms than this is one line.
 _MANY = 64
@@ -207,15 +208,22 @@ def _context_variable(value: Any) -> Parts:
 
 def _sentinel(value: Any) -> Parts:
     """A bare ``object()`` stands for itself. Which names mean the same one shows; a library's own is said by name."""
-    for name, module in sorted(sys.modules.items()):
-        if isinstance(module, types.ModuleType):
-            for each, held in list(vars(module).items()):
-                if held is value and not name.startswith("__main"):
-                    from nitro_cli.programs.libraries import is_user_module
+    known = _SENTINELS.get(id(value))
+    if known is None:
+        known = _SENTINELS[id(value)] = (value, _library_sentinel(value))
+    return Parts(f"object {known[1]}", [])
 
-                    if not is_user_module(module):
-                        return Parts(f"object {name}.{each}", [])
-    return Parts("object()", [])
+
+_SENTINELS: dict[int, tuple[Any, str]] = {}
+
+
+def _library_sentinel(value: Any) -> str:
+    for name, module in sorted(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and not is_user_module(module):
+            for each, held in list(vars(module).items()):
+                if held is value:
+                    return f"{name}.{each}"
+    return "of the user's"
 
 
 def _without_content(value: Any) -> Parts:
