@@ -20,7 +20,7 @@ import jax
 from nitro_cli.programs.environment import environment
 from nitro_cli.programs.store import Store, open_store
 
-_FACTS = ("version of jax", "version of jaxlib", "python", "platform", "processor", "device")
+_FACTS = ("jax", "jaxlib", "python", "platform", "processor", "device")
 _CHECKED = ".checked"
 
 
@@ -39,7 +39,7 @@ def use_jax_cache() -> None:
 def jax_folder(store: Store) -> Path:
     facts = environment()
     text = "\n".join(f"{name} = {facts[name]}" for name in _FACTS if name in facts)
-    name = f"{facts['version of jax']}-{jax.default_backend()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{facts['jax']}-{jax.default_backend()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return store.root / "jax" / name
 
 
