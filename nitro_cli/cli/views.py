@@ -114,6 +114,10 @@ class View:
             more = f", and {len(kept_out) - 1} more reasons" if len(kept_out) > 1 else ""
             self._both(f"{program} is compiled anew in every run: {kept_out[0]}{more}")
 
+    def on_first_step(self, facts: Mapping[str, Any]) -> None:
+        """The first step is over, and with it everything that a start costs: what measures of a start wait for."""
+        self.out.event("first_step", facts)
+
     def on_progress(self, facts: Mapping[str, Any]) -> None:
         if self.out.bar:
             self.out.live(live_line(facts, self.out.width()))
