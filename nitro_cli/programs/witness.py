@@ -119,7 +119,7 @@ def _generated(code: types.CodeType) -> bool:
 
 
 _NITRO = str(Path(__file__).resolve().parent.parent)
-_JAX = str(Path(jax.__file__).resolve().parent)
+_JAX = str(Path(str(jax.__file__)).resolve().parent)
 _OF_CODE = ("linecache.py", "inspect.py", "importlib/__init__.py")
 
 
