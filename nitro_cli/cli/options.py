@@ -77,8 +77,8 @@ WEIGHTS = (
     _text("weights", "'fresh' takes newly initialised weights and needs no run.", "fresh"),
 )
 LOOK_UPS = (
-    _flag("cold", "Look nothing up in the store of compiled programs: compile all, and keep it anew."),
-    _flag("verify-cache", "Trace each program that the store has as well, and compare: exit code 1 where they differ."),
+    _flag("cold", "Compile everything, whatever the store of programs has."),
+    _flag("verify-cache", "Trace also what the store has, and compare the two."),
 )
 STORE = (
     _flag("clear", "Remove everything that nitro keeps for other processes.", STORE_PANEL),

@@ -277,7 +277,7 @@ def explain(session: Session) -> int:
 
     out = session.output
     runs = [find_run(None, None, ref) for ref in session.value("explain")]
-    rows = compare(*[run.read_run() for run in runs], _store_or_refuse())
+    rows = compare(runs[0].read_run(), runs[1].read_run(), _store_or_refuse())
     if not rows:
         raise UsageError("the run.json of these runs names no programs", "runs that trained a step name them")
     code = 1 if any(row.unknown for row in rows) else 0
