@@ -101,7 +101,7 @@ def _reasons(found: list[Listed]) -> list[str]:
 
 
 def _totals(store: Store, found: list[Listed]) -> dict[str, Any]:
-    orphans = store.orphans()
+    orphans = [path for path in store.orphans() if path.suffix != ".lock"]  # locks have no size to speak of
     return {
         "root": str(store.root),
         "entries": len(found),

@@ -487,9 +487,9 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _files(folder: Path, suffix: str = ".json") -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(item.path) for item in os.scandir(folder) if item.name.endswith(suffix) and item.is_file())
+        return sorted(Path(item.path) for item in os.scandir(folder) if item.name.endswith(".json") and item.is_file())
     except OSError:
         return []
 

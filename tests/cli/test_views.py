@@ -169,7 +169,8 @@ def test_as_json(inside, told):
     events = [json.loads(line) for line in out.stdout.text().splitlines()]
     assert out.stderr.text() == ""
     assert [event["event"] for event in events] == [
-        "changes", "config", "binding", "run", *["compile"] * 3, "epoch", *["compile"] * 3, "epoch", "checkpoint", "warning", "done"
+        "changes", "config", "binding", "run", *["compile"] * 3, "epoch", *["compile"] * 3, "epoch", "checkpoint",
+        "warning", "done"
     ]  # fmt: skip
     config = events[1]
     assert config["schema"] == 1

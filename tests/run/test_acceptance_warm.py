@@ -14,9 +14,7 @@ from nitro_cli.run import acceptance
 from nitro_cli.run.acceptance import acceptance_check
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("NITRO_CACHE_DIR", str(tmp_path / "store"))
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 class Ragged(OnDevice):

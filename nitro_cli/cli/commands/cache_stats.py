@@ -35,7 +35,7 @@ def _contradictions(session: Session) -> list[Problem]:
     if len(modes) > 1:
         problems.append(Problem(f"{' and '.join(modes)} exclude each other", notes=("give one of them at a time",)))
     elif modes and session.found is not None:
-        what = f"{modes[0]} is about the whole store, not about one experiment"
+        what = f"{modes[0]} takes no experiment"
         problems.append(Problem(what, notes=(f"leave out {session.found.name!r}",)))
     for key in BOUNDS:
         if key in given and "prune" not in given:
@@ -45,7 +45,8 @@ def _contradictions(session: Session) -> list[Problem]:
         for option in (*CONFIG, *LOOK_UPS):
             if option.key in given:
                 what = f"{option.name} is about an experiment, and none is named"
-                problems.append(Problem(what, notes=(f"write nitro cache-stats EXPERIMENT {option.name}",)))
+                value = f" {session.value(option.key)}" if option.kind == "text" else ""
+                problems.append(Problem(what, notes=(f"write nitro cache-stats EXPERIMENT {option.name}{value}",)))
     return problems
 
 
