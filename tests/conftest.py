@@ -42,6 +42,20 @@ def _forget_experiments() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_store(tmp_path, monkeypatch):
+    """A store of the test's own, at ``tmp_path / "store"``. jax then stops using its own cache, which lies in there."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    monkeypatch.setenv("NITRO_CACHE_DIR", str(tmp_path / "store"))
+    before = {name: value for name, value in jax.config.values.items() if "_cache_" in name}
+    yield tmp_path / "store"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
 def empty_cache():
     """Starts from an empty cache of programs, for tests that count all of them."""
     from nitro_cli import cache_reset

@@ -88,6 +88,8 @@ class _Reader:
                 self._bool(option, name, value if equals else None)
             elif option.kind == "maybe":
                 self._store(option, name, value if equals else option.bare)
+            elif option.kind == "pair":
+                self._pair(option, name, [value] if equals else [])
             else:
                 self._valued(option, name, value if equals else None)
 
@@ -121,6 +123,14 @@ class _Reader:
                 return
             value = self.tokens.pop(0)
         self._store(option, name, value)
+
+    def _pair(self, option: Option, name: str, values: list[str]) -> None:
+        while len(values) < 2 and self.tokens and not is_option(self.tokens[0]):
+            values.append(self.tokens.pop(0))
+        if len(values) < 2:
+            self._problem(f"{name} needs two values", f"write {name} {option.metavar}", option=name)
+        else:
+            self._store(option, name, tuple(values))
 
     def _knows(self, token: str) -> bool:
         name = spelled(token.partition("=")[0])
@@ -164,12 +174,16 @@ def experiment_word(tokens: Sequence[str], options: Iterable[Option], exists: Ca
     known = {option.name: option for option in options}
     free: list[str] = []
     doubtful: list[str] = []
-    before = ""
+    before, taken = "", 0  # the option that stands before, and how many words it still takes of a pair
     for token in tokens:
         if token == "--":
-            before = ""
+            before, taken = "", 0
         elif is_option(token):
             before = "" if "=" in token else spelled(token)
+            option = known.get(spelled(token.partition("=")[0]))
+            taken = 0 if option is None or option.kind != "pair" else 1 if "=" in token else 2
+        elif taken:
+            before, taken = "", taken - 1
         else:
             option = known.get(before)
             if not before or (option is not None and option.kind != "text") or re.fullmatch(r"-[qv]+", before):

@@ -6,16 +6,18 @@ import types
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-Kind = Literal["text", "bool", "flag", "count", "maybe"]
+Kind = Literal["text", "bool", "flag", "count", "maybe", "pair"]
 NITRO_PANEL = "Options of nitro"
 OUTPUT_PANEL = "Output"
+STORE_PANEL = "The store of compiled programs"
 KNOB_PANEL = "Run knobs (fields that every experiment has)"
 
 
 @dataclass(frozen=True)
 class Option:
     """One option. ``kind``: ``text`` takes a value, ``bool`` is a pair with ``negative``, ``flag`` and ``count`` take
-    none, ``maybe`` takes one only after ``=``. ``field`` names the experiment's field that it sets."""
+    none, ``maybe`` takes one only after ``=``, ``pair`` takes two. ``field`` names the experiment's field that it
+    sets."""
 
     name: str
     key: str
@@ -74,6 +76,25 @@ WEIGHTS = (
     _text("checkpoint", "best, latest, an epoch, or a path.", "WHICH"),
     _text("weights", "'fresh' takes newly initialised weights and needs no run.", "fresh"),
 )
+LOOK_UPS = (
+    _flag("cold", "Compile everything, whatever the store of programs has."),
+    _flag("verify-cache", "Trace also what the store has, and compare the two."),
+)
+STORE = (
+    _flag("clear", "Remove everything that nitro keeps for other processes.", STORE_PANEL),
+    _flag("prune", "Remove what nothing needs, what is old, and what is too much.", STORE_PANEL),
+    _text(
+        "to-size",
+        "With --prune: the least recently used go until the rest fits, 500MB for example.",
+        "SIZE",
+        STORE_PANEL,
+    ),
+    _text("unused-for", "With --prune: what nobody used for so long goes, 30d for example.", "AGE", STORE_PANEL),
+    _flag("probe", "Try out whether a second process loads here what a first one compiled.", STORE_PANEL),
+    Option(
+        "--explain", "explain", "pair", "What differs between the programs of two runs.", STORE_PANEL, "RUN_A RUN_B"
+    ),
+)
 SPLIT = _text("split", "Which split of build_data to use.", "NAME")
 FORCE_RUN = _flag("force", "Move what is in the run directory aside, and start anew there.")
 FORCE_OUT = _flag("force", "Overwrite the output file.")
@@ -90,9 +111,19 @@ RESUME = Option(
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
-        Command("train", "Train an experiment.", "required", (*CONFIG, RESUME, FORCE_RUN, *OUTPUT)),
-        Command("validate", "Evaluate a run's weights on the val split.", "required", (*CONFIG, *WEIGHTS, *OUTPUT)),
-        Command("evaluate", "Evaluate a run's weights on any split.", "required", (*CONFIG, *WEIGHTS, SPLIT, *OUTPUT)),
+        Command("train", "Train an experiment.", "required", (*CONFIG, RESUME, FORCE_RUN, *LOOK_UPS, *OUTPUT)),
+        Command(
+            "validate",
+            "Evaluate a run's weights on the val split.",
+            "required",
+            (*CONFIG, *WEIGHTS, *LOOK_UPS, *OUTPUT),
+        ),
+        Command(
+            "evaluate",
+            "Evaluate a run's weights on any split.",
+            "required",
+            (*CONFIG, *WEIGHTS, SPLIT, *LOOK_UPS, *OUTPUT),
+        ),
         Command(
             "predict",
             "Write a run's outputs, one row per sample.",
@@ -104,14 +135,15 @@ COMMANDS: dict[str, Command] = {
                 _text("out", "Where to write: .npz, .csv, .jsonl or .parquet; - is stdout.", "FILE"),
                 _text("format", "npz, csv, jsonl or parquet, where the suffix does not say.", "NAME"),
                 FORCE_OUT,
+                *LOOK_UPS,
                 *OUTPUT,
             ),
         ),
         Command(
             "cache-stats",
-            "Check that nothing compiles twice, or show the last runs' counters.",
+            "Check that nothing compiles twice; without an experiment, show the store of compiled programs.",
             "optional",
-            (*CONFIG, WIDE, *OUTPUT),
+            (*CONFIG, *LOOK_UPS, *STORE, WIDE, *OUTPUT),
         ),
         Command("list", "List experiments and their presets.", "none", (WIDE, *OUTPUT)),
         Command(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nitro_cli.cli.console import paint
+from nitro_cli.cli.console import Output, paint
 from nitro_cli.cli.failures import relative
 
 _ORDER = ("derived", "command line", "python", "preset", "run", "default")
@@ -205,6 +205,33 @@ def binding_facts(report: Any) -> dict[str, Any]:
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={number(value)}" for name, value in metrics.items())
+
+
+def size_text(count: float) -> str:
+    """``1.2 MB``: bytes in steps of 1000, as ``--to-size`` takes them."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count:.0f} GB"
+
+
+def age_text(seconds: float) -> str:
+    """``3 min``, ``5 h``, ``12 d``: how long ago something was."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return "now" if seconds < 1 else f"{seconds:.0f} s"
+
+
+def rows_or_table(out: Output, header: Sequence[str], rows: Sequence[Sequence[Any]], wide: bool) -> list[str]:
+    """A table; where stdout is not a terminal, tab-separated rows that nothing is cut from."""
+    if out.stdout.isatty():
+        return table(header, rows, None if wide else out.width())
+    head = [] if out.quiet else ["\t".join(header)]
+    return head + ["\t".join(str(cell) for cell in row) for row in rows]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], width: int | None) -> list[str]:

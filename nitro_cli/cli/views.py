@@ -35,6 +35,7 @@ class View:
     def __init__(self, output: Output) -> None:
         self.out = output
         self._columns: tuple[str, ...] = ()
+        self._loaded: dict[str, float] = {}  # seconds by program, of those not told yet
         self._last = time.monotonic()
 
     # -- whole reports
@@ -109,10 +110,11 @@ class View:
         if self.out.verbose or origin != "loaded":
             self._both(line)
         else:
-            self.out.log(line)
+            self._loaded[program] = self._loaded.get(program, 0.0) + float(facts["seconds"])
         if kept_out and facts["entry"]:
-            more = f", and {len(kept_out) - 1} more reasons" if len(kept_out) > 1 else ""
-            self._both(f"{program} is compiled anew in every run: {kept_out[0]}{more}")
+            more = len(kept_out) - 1
+            rest = f", and {more} more reason{'s' if more > 1 else ''}" if more else ""
+            self._both(f"{program} is traced anew in every run: {kept_out[0]}{rest}")
 
     def on_first_step(self, facts: Mapping[str, Any]) -> None:
         """The first step is over, and with it everything that a start costs: what measures of a start wait for."""
@@ -126,8 +128,16 @@ class View:
             epoch, step = f"{facts['epoch']}/{facts['max_epochs']}", f"{facts['step']}/{facts['total_steps']}"
             self._plain(f"epoch {epoch} step {step}{loss}")
 
+    def _tell_loaded(self) -> None:
+        """One line for all programs that needed no compile: why nothing is said of them, and nothing is waited for."""
+        if self._loaded:
+            seconds = f"({sum(self._loaded.values()):.1f}s)"
+            self._both(f"loaded from the store: {', '.join(self._loaded)} {seconds}")
+            self._loaded.clear()
+
     def on_epoch(self, facts: Mapping[str, Any]) -> None:
         self.out.event("epoch", facts)
+        self._tell_loaded()
         compiled = float(facts.get("compile_seconds") or 0.0)
         if self.out.screen:
             self._epoch_row(facts, compiled)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nitro_cli.programs.store import Entry
+from nitro_cli.programs.store import Entry, settings
 
 if TYPE_CHECKING:
     from nitro_cli.programs.key import Request
@@ -42,7 +42,7 @@ def explain(request: Request, known: Iterable[Known]) -> str:
         return "first use"
     nearest = min(candidates, key=len)
     if not nearest:
-        return "an equal program was dropped"
+        return "nothing is looked up" if settings.cold else "an equal program was dropped"
     shown = "; ".join(nearest[:2])
     return shown if len(nearest) <= 2 else f"{shown}; and {len(nearest) - 2} more differences"
 

@@ -24,7 +24,8 @@ import re
 import stat
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,22 @@ from typing import Any
 from nitro_cli.errors import AnswerNo
 
 FORMAT = "1"
-MAX_BYTES = 4 << 30
+MAX_BYTES = 4 * 10**9
 MAX_DAYS = 90
 NEAREST = 30  # how many of the newest entries of a program a miss is compared with
+KEPT_RUNS = 1000  # lines of runs.jsonl that pruning leaves
 WAIT_SECONDS = 60.0  # how long a process waits for another one that compiles the same program
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody
+# What lies in the store, by folder: nothing else is ever counted or removed.
+_TMP = r"(\.\d+\.[0-9a-f]+\.tmp)?"
+_OWN_FOLDERS = {
+    "programs": re.compile(r"[^/]+/[^/]+/[0-9a-f]{40}/[0-9a-f]{16}\.(json|uses)" + _TMP),
+    "executables": re.compile("[0-9a-f]{64}" + _TMP),
+    "facts": re.compile("[0-9a-f]{64}" + _TMP),
+    "jax": re.compile(r"[^/]+-[0-9a-f]{12}/([^/]+-(cache|atime)|\.checked|\.lockfile)"),
+    "locks": re.compile(r"([0-9a-f]{40}|prune)\.lock"),
+}
+_OWN_FILES = ("runs.jsonl", "pruned")
 
 
 class StoreWarning(UserWarning):
@@ -77,12 +89,15 @@ class Entry:
 
     @property
     def usable(self) -> bool:
-        return bool(self.executable) and not self.poisoned and not self.kept_out
+        """Whether it may be loaded without a trace. An executable alone is not enough: that of a program which is
+        kept out is there too, to be found by what it lowers to."""
+        return bool(self.executable) and not self.kept_out and not self.poisoned
 
 
 @dataclass(frozen=True)
 class Listed:
-    """An entry as ``nitro cache-stats`` shows it. ``bytes`` counts the executable and the entry itself."""
+    """An entry as ``nitro cache-stats`` shows it. ``bytes`` counts the executable, where no other entry wrote it, and
+    the entry itself. ``state`` is "kept", "not kept", "poisoned" or "lost" (its executable is gone), for ``reason``."""
 
     entry: Entry
     path: Path
@@ -90,6 +105,8 @@ class Listed:
     used: float
     hits: int
     seconds_saved: float
+    state: str
+    reason: str
 
 
 class Store:
@@ -107,6 +124,18 @@ class Store:
         for path in _files(self._folder(experiment, program, key)):
             entry = self._entry(path)
             if entry is not None and entry.key == key and all(fields.get(n) == v for n, v in entry.reads.items()):
+                return entry
+        return None
+
+    def entry_by_name(self, name: str) -> Entry | None:
+        """The entry that messages and run.json call ``name``."""
+        experiment, _, rest = name.partition("/")
+        program, _, digests = rest.partition("/")
+        key, _, reads = digests.partition("-")
+        folders = _folders(self.programs / _slug(experiment) / _slug(program)) if key else []
+        for path in [p for f in folders if f.name.startswith(key) for p in _files(f) if p.name.startswith(reads)]:
+            entry = self._entry(path)
+            if entry is not None and entry.name == name:
                 return entry
         return None
 
@@ -146,6 +175,7 @@ class Store:
     def used(self, entry: Entry, seconds: float) -> None:
         """Note that an entry was loaded, in ``seconds``. Appended by one write, so that no process loses another's."""
         path = self._path(entry)
+        settings.found += 1
         saved = sum(entry.seconds.values()) - seconds
         with contextlib.suppress(OSError):
             _append(path.with_suffix(".uses"), f"{time.time():.0f} {saved:.3f}\n")
@@ -201,7 +231,8 @@ class Store:
         rows = []
         for line in (_read(self.root / "runs.jsonl") or b"").splitlines():
             with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                rows += [row] if isinstance(row, dict) else []
         return rows
 
     def listed(self) -> list[Listed]:
@@ -211,15 +242,28 @@ class Store:
             entry = self._entry(path)
             if entry is None:
                 continue
-            uses = [line.split() for line in (_read(path.with_suffix(".uses")) or b"").decode().splitlines()]
-            saved = sum(float(use[1]) for use in uses if len(use) == 2)
-            size = _bytes(path) + (entry.bytes if entry.executable else 0)
-            found.append(Listed(entry, path, size, _modified(path), len(uses), saved))
+            saved = _saved(_read(path.with_suffix(".uses")) or b"")
+            there = bool(entry.executable) and (self.executables / entry.executable).exists()
+            size = _size(path) + (entry.bytes if there else 0)
+            state, reason = _state(entry, there)
+            found.append(Listed(entry, path, size, _modified(path), len(saved), sum(saved), state, reason))
         return sorted(found, key=lambda row: (row.entry.experiment, row.entry.program, row.used))
 
-    def size(self) -> int:
-        """Bytes on disk, of everything."""
-        return sum(_bytes(path) for path in self.root.rglob("*") if path.is_file())
+    def size(self, part: str = "") -> int:
+        """Bytes on disk, of everything that nitro keeps or of one folder: ``jax``, for example."""
+        return sum(map(_size, self._own(part) if part else self._own()))
+
+    def _own(self, *parts: str) -> Iterator[Path]:
+        """All files of the store, or of some folders. Where the folder that the user named holds other things too,
+        those are not nitro's to count or to remove."""
+        for name in () if parts else _OWN_FILES:
+            if (self.root / name).is_file():
+                yield self.root / name
+        for name in parts or _OWN_FOLDERS:
+            for path in (self.root / name).rglob("*"):
+                inside = str(path.relative_to(self.root / name))
+                if _OWN_FOLDERS[name].fullmatch(inside) and path.is_file() and not path.is_symlink():
+                    yield path
 
     def orphans(self) -> list[Path]:
         """Executables without an entry, damaged entries, and temporary files that their process left behind."""
@@ -227,10 +271,11 @@ class Store:
         entries = {path: self._entry(path) for path in paths}
         wanted = {entry.executable for entry in entries.values() if entry is not None}
         lost = [path for path, entry in entries.items() if entry is None]
-        lost += [path for path in _files(self.executables, "") if path.name not in wanted and not _temporary(path)]
-        lost += [path for path in self.root.rglob("*.tmp") if time.time() - _modified(path) > _ABANDONED]
-        lost += [path for path in _files(self.root / "locks", ".lock") if time.time() - _modified(path) > 86400]
-        lost += [uses for uses in self.programs.rglob("*.uses") if not uses.with_suffix(".json").exists()]
+        lost += [path for path in self._own("executables") if path.name not in wanted and not _temporary(path)]
+        lost += [path for path in self._own("locks") if time.time() - _modified(path) > 86400]
+        own = list(self._own())
+        lost += [path for path in own if _temporary(path) and time.time() - _modified(path) > _ABANDONED]
+        lost += [path for path in own if path.suffix == ".uses" and not path.with_suffix(".json").exists()]
         return lost
 
     def prune(self, max_bytes: int = MAX_BYTES, max_days: float = MAX_DAYS) -> int:
@@ -257,46 +302,51 @@ class Store:
         removed = [path for path in self.orphans() if time.time() - _modified(path) > 600.0]
         for path in removed:
             _remove(path)
-        entries = set(self._entry_paths())
-        others = [path for name in ("jax", "facts") for path in (self.root / name).rglob("*") if path.is_file()]
+        entries = {path: self._entry(path) for path in self._entry_paths()}
+        shared = Counter(entry.executable for entry in entries.values() if entry is not None)
+        others = self._own("jax", "facts")
         size, oldest = self.size(), time.time() - max_days * 86400
         for path in sorted([*entries, *others], key=_modified):
             if _modified(path) >= oldest and size <= max_bytes:
                 break
-            entries.discard(path)
-            size -= self._evict(path, entries)
+            size -= self._evict(path, entries.get(path), shared)
             removed.append(path)
-        for folder in sorted(self.programs.rglob("*"), reverse=True):
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # refused unless empty
+        self._sweep("programs")
+        runs = (_read(self.root / "runs.jsonl") or b"").splitlines(keepends=True)
+        if len(runs) > KEPT_RUNS:
+            _write(self.root / "runs.jsonl", b"".join(runs[-KEPT_RUNS:]))
         return len(removed)
 
-    def _evict(self, path: Path, others: Iterable[Path]) -> int:
-        """Remove one file; of an entry also its executable, unless one of ``others`` has the same. Returns its size."""
+    def _sweep(self, name: str) -> None:
+        """Remove the empty folders of a part of the store."""
+        for folder in [*sorted((self.root / name).rglob("*"), reverse=True), self.root / name]:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # refused unless empty
+
+    def _evict(self, path: Path, entry: Entry | None, shared: Counter[str]) -> int:
+        """Remove one file; of an entry also its executable, unless another entry has the same. Returns the bytes."""
         victims, size = [path], 0
-        entry = self._entry(path) if path.suffix == ".json" else None
         if entry is not None:
             victims.append(path.with_suffix(".uses"))
-            shared = {other.executable for o in others if (other := self._entry(o)) is not None}
-            if entry.executable and entry.executable not in shared:
+            shared[entry.executable] -= 1
+            if entry.executable and not shared[entry.executable]:
                 victims.append(self.executables / entry.executable)
         for victim in victims:
-            size += _bytes(victim)
+            size += _size(victim)
             _remove(victim)
         return size
 
     def clear(self) -> int:
         """Remove everything that nitro wrote here. Returns the bytes freed."""
-        import shutil
-
-        size = self.size()
-        for name in ("programs", "executables", "facts", "jax", "locks"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
-        _remove(self.root / "runs.jsonl")
-        return size
+        before = self.size()
+        for path in list(self._own()):
+            _remove(path)
+        for name in _OWN_FOLDERS:
+            self._sweep(name)
+        return before - self.size()
 
     def _entry_paths(self) -> list[Path]:
-        return [p for e in _folders(self.programs) for g in _folders(e) for k in _folders(g) for p in _files(k)]
+        return [path for path in self._own("programs") if path.suffix == ".json"]
 
     def _entry(self, path: Path) -> Entry | None:
         data = _read(path)
@@ -321,10 +371,12 @@ class Store:
 
 @dataclass
 class _Settings:
-    """``cold`` looks nothing up; ``verify`` traces what it finds and compares."""
+    """``cold`` looks nothing up; ``verify`` traces what it finds and compares. ``found`` counts the entries that this
+    process has used."""
 
     cold: bool = False
     verify: bool = False
+    found: int = 0
     opened: dict[str, Store | None] = field(default_factory=dict)
 
 
@@ -351,6 +403,14 @@ def open_store() -> Store | None:
             warnings.warn(f"nitro keeps no compiled programs: {problem}", StoreWarning, 2)
         settings.opened[str(root)] = None if problem else Store(root)
     return settings.opened[str(root)]
+
+
+def store_as_it_lies() -> tuple[Store | None, str]:
+    """The store for those who look after it, without a warning; where there is none, why. The reason is empty where it
+    is switched off."""
+    root = store_root()
+    problem = _unsafe(root) if root is not None else ""
+    return (None if root is None or problem else Store(root)), problem
 
 
 def _unsafe(root: Path) -> str:
@@ -429,9 +489,9 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _files(folder: Path, suffix: str = ".json") -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(item.path) for item in os.scandir(folder) if item.name.endswith(suffix) and item.is_file())
+        return sorted(Path(item.path) for item in os.scandir(folder) if item.name.endswith(".json") and item.is_file())
     except OSError:
         return []
 
@@ -452,7 +512,24 @@ def _temporary(path: Path) -> bool:
     return path.suffix == ".tmp"
 
 
-def _bytes(path: Path) -> int:
+def _saved(uses: bytes) -> list[float]:
+    """Seconds saved by each use of an entry, from the lines that ``Store.used`` appended."""
+    seconds = []
+    for line in uses.splitlines():
+        with contextlib.suppress(ValueError, IndexError):
+            seconds.append(float(line.split()[1]))
+    return seconds
+
+
+def _state(entry: Entry, there: bool) -> tuple[str, str]:
+    if entry.poisoned:
+        return "poisoned", entry.poisoned
+    if entry.kept_out or not entry.executable:
+        return "not kept", "; ".join(entry.kept_out)
+    return ("kept", "") if there else ("lost", "its executable did not load here, and is compiled anew")
+
+
+def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:

@@ -227,17 +227,21 @@ def list_runs(root: Path | None = None, experiment_name: str | None = None) -> l
 
 
 def find_run(
-    root: Path | None, experiment_name: str, ref: str | Path = LATEST, error: type[NitroError] = UsageError
+    root: Path | None, experiment_name: str | None, ref: str | Path = LATEST, error: type[NitroError] = UsageError
 ) -> RunDirectory:
     """The run that ``ref`` means: ``latest``, an id, the beginning of one id, or a path.
 
-    Newest is decided by the time in run.json. What is not found raises ``error`` with the newest runs.
+    Newest is decided by the time in run.json. Without a name, runs of all experiments are meant. What is not found
+    raises ``error`` with the newest runs.
     """
     text = str(ref)
     runs = list_runs(root, experiment_name)
     if text == LATEST:
         if not runs:
-            raise error(f"no run of {experiment_name} yet", f"start one with: nitro train {experiment_name}")
+            name = experiment_name or "EXPERIMENT"
+            raise error(
+                f"no run of {name} yet" if experiment_name else "no run here yet", f"start one with: nitro train {name}"
+            )
         return runs[0]
     matches = [run for run in runs if run.id == text] or [run for run in runs if text and run.id.startswith(text)]
     if len(matches) == 1:
@@ -248,8 +252,12 @@ def find_run(
     if os.sep in text or os.path.isdir(text):
         return open_run(Path(text), error)
     hint = did_you_mean(text, ids)
-    newest = f"newest runs: {listed(ids)}" if ids else f"{experiment_name} has no runs yet"
-    raise error(f"no run {text!r} of {experiment_name}", *([hint] if hint else []), newest)
+    newest = f"newest runs: {listed(ids)}" if ids else f"{experiment_name or 'this folder'} has no runs yet"
+    raise error(
+        f"no run {text!r} of {experiment_name}" if experiment_name else f"no run {text!r} here",
+        *([hint] if hint else []),
+        newest,
+    )
 
 
 def facts() -> dict[str, Any]:

@@ -97,6 +97,7 @@ class Nitro:
         self.run: RunDirectory | None = resume
         self.last_rows: dict[str, int] = {}
         self.loaded_step = 0
+        self.noted = True
         self.log_compile: Callable[[dict[str, Any]], None] | None = None
         self._optimizer: Leaves | None = None
         self._stop_requested = False

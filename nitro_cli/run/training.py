@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nitro_cli.errors import DivergenceError, ExperimentError, NitroError
 from nitro_cli.experiment.presets import dump_config
 from nitro_cli.loggers.jsonl import JsonLines
-from nitro_cli.programs.cache import cache_entries, cache_stats
-from nitro_cli.programs.store import open_store
+from nitro_cli.programs.cache import cache_stats
 from nitro_cli.run.checkpoints import Checkpoints
+from nitro_cli.run.counters import cache_counters, note_run
 from nitro_cli.run.directory import RunDirectory, create_run, facts
 from nitro_cli.run.evaluating import evaluate_split
 from nitro_cli.run.loop import AutomaticLoop, EpochLoop
@@ -284,21 +284,14 @@ class Training:
         self.log.write("other", key="binding_report", value=report)
 
     def _log_compile(self, compile_facts: dict[str, Any]) -> None:
-        self.compile_seconds += compile_facts["seconds"]
+        self.compile_seconds += compile_facts["seconds"] - compile_facts["load_seconds"]
         self.log.write("compile", **compile_facts)
 
     def _end(self, status: str, exit_code: int, **more: Any) -> None:
         """Write how the run ended. A disk that refuses even that must not hide what went wrong before."""
-        n, before, now = self.nitro, self.stats_before, cache_stats()
-        if (store := open_store()) is not None:
-            store.tidy()
-        programs = [asdict(entry) for entry in cache_entries()]
-        counters = {
-            "hits": now.hits - before.hits,
-            "misses": now.misses - before.misses,
-            "entries": now.entries,
-            "programs": programs,
-        }
+        n, counters = self.nitro, cache_counters(self.stats_before)
+        if n.noted:
+            note_run(str(self.record.path), status, {"experiment": n.setup.name, "preset": n.setup.preset}, counters)
         try:
             self.record.update_run(
                 status=status,

@@ -348,31 +348,35 @@ def test_cache_stats(folder, nitro):
     result = nitro("cache-stats", "myexp")
     assert result.code == 0, result.out
     rows = [line.split("\t") for line in result.out.splitlines()]
-    assert rows[0] == ["program", "hits", "compile", "why"]
+    assert rows[0] == ["program", "hits", "origin", "seconds", "why"]
+    assert rows[-2] == ["misses 4 (compiled 4), entries 4, hits 8"]
     assert {"gradient", "update", "evaluation"} <= {row[0] for row in rows}
     events = nitro("cache-stats", "myexp", "--json").events
     assert (events[0]["event"], events[-1]["event"]) == ("config", "done")
     assert "nitro-acceptance" not in result.err
     cache = next(event for event in events if event["event"] == "cache")
     assert cache["ok"] is True
-    assert cache["misses"] == cache["entries"]
+    assert cache["misses"] == cache["entries"] == cache["compiled"]
+    assert (cache["linked"], cache["loaded"]) == (0, 0)
 
 
 def test_counters_of_the_last_runs(there, nitro):
     result = nitro("cache-stats")
     assert result.code == 0, result.err
-    header, row, *_ = [line.split("\t") for line in result.out.splitlines()]
-    assert header == ["run", "misses", "entries", "hits", "compile", "status", "preset"]
+    *_, header, row = [line.split("\t") for line in result.out.splitlines()]
+    assert header == ["run", "misses", "loaded", "entries", "hits", "compile", "saved", "status", "preset"]
     assert row[0] == f"runs/myexp/{the_run(there).name}"
-    assert row[5] == "finished"
-    assert int(row[1]) == int(row[2])
+    assert row[7] == "finished"
+    assert int(row[1]) == int(row[3])
+    assert row[2] == "0"
     shown = nitro("cache-stats", tty=True)
     assert the_run(there).name in shown.out
 
 
 def test_no_runs_yet(folder, nitro):
     result = nitro("cache-stats")
-    assert (result.code, result.out) == (0, "")
+    assert result.code == 0
+    assert result.out.startswith("the store is switched off by NITRO_CACHE_DIR")
     assert "no runs" in result.err
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,12 @@ def told(inside):
         out.close()
 
 
+def program(name: str, origin: str, why: str, seconds: float, *kept_out: str) -> dict[str, Any]:
+    """The facts of one program, as a run tells them."""
+    entry = f"Digits/{name}/1a2b3c4d5e6f-0a1b2c3d"
+    return {"program": name, "origin": origin, "why": why, "seconds": seconds, "entry": entry, "kept_out": kept_out}
+
+
 def story(view: View, tmp_path: Path) -> None:
     """A whole run, told to ``view``."""
     run = SimpleNamespace(path=tmp_path / "runs/digits/20261130-k3f9", id="20261130-k3f9")
@@ -97,11 +104,15 @@ def story(view: View, tmp_path: Path) -> None:
     view.changes([("learning_rate", "0.001", "0.003")], "changed on resume")
     view.report(REPORT)
     view.observe("run", {"run_dir": run.path})
-    view.observe("compile", {"program": "gradient", "why": "first use", "seconds": 1.5})
+    view.observe("compile", program("gradient", "compiled", "first use", 1.5))
+    view.observe("compile", program("update", "loaded", "unchanged", 0.02))
+    view.observe("compile", program("evaluation", "loaded", "unchanged", 0.03))
     view.observe("progress", {"epoch": 1, "max_epochs": 40, "step": 3, "total_steps": 920, "step_in_epoch": 3,
                               "steps_in_epoch": 22, "loss": 0.5, "rate": 20.0})  # fmt: skip
     view.observe("epoch", EPOCH)
-    view.observe("compile", {"program": "gradient", "why": "`width` 128 -> 256", "seconds": 1.5})
+    view.observe("compile", program("gradient", "compiled", "`width` 128 -> 256", 1.5, "it calls back into Python"))
+    view.observe("compile", program("update", "linked", "`clip` in steps.py changed", 0.21))
+    view.observe("compile", program("loss", "compiled", "first use", 0.4, "`loss` reads a file", "and more"))
     view.observe("epoch", {**EPOCH, "epoch": 2, "best": False, "compile_seconds": 0.0})
     view.observe("checkpoint", {"step": 44, "epoch": 2, "path": run.path / "checkpoints/44"})
     view.observe("warning", {"message": "data took 40 % of the time"})
@@ -158,7 +169,8 @@ def test_as_json(inside, told):
     events = [json.loads(line) for line in out.stdout.text().splitlines()]
     assert out.stderr.text() == ""
     assert [event["event"] for event in events] == [
-        "changes", "config", "binding", "run", "compile", "epoch", "compile", "epoch", "checkpoint", "warning", "done"
+        "changes", "config", "binding", "run", *["compile"] * 3, "epoch", *["compile"] * 3, "epoch", "checkpoint",
+        "warning", "done"
     ]  # fmt: skip
     config = events[1]
     assert config["schema"] == 1
@@ -171,8 +183,9 @@ def test_as_json(inside, told):
         "from": "--learning-rate",
         "shadowed": {"preset": 0.001},
     }
-    assert events[5]["metrics"]["val_f1"] is None
-    assert events[8]["path"] == "runs/digits/20261130-k3f9/checkpoints/44"
+    assert events[7]["metrics"]["val_f1"] is None
+    assert (events[9]["origin"], events[10]["kept_out"]) == ("linked", ["`loss` reads a file", "and more"])
+    assert events[12]["path"] == "runs/digits/20261130-k3f9/checkpoints/44"
     assert events[-1]["best"]["value"] == 0.612
     assert events[-1]["exit_code"] == 0
 

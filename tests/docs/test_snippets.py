@@ -17,8 +17,9 @@ FOLDERS = ("experiments", "presets")
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project folder with the examples, to stand in; modules loaded from it are forgotten afterwards."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_store: Path) -> Iterator[Path]:
+    """A project folder with the examples, to stand in, and an empty store of programs; modules loaded from it are
+    forgotten afterwards."""
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("CI", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS"):

@@ -1,21 +1,53 @@
-"""``nitro cache-stats``: the acceptance check of an experiment, or the counters of the last runs."""
+"""``nitro cache-stats``: the acceptance check of an experiment; without one, the store of compiled programs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from nitro_cli.cli import stored
 from nitro_cli.cli.console import paint
-from nitro_cli.cli.failures import relative
-from nitro_cli.cli.render import table
+from nitro_cli.cli.look_ups import with_store
+from nitro_cli.cli.options import CONFIG, LOOK_UPS
+from nitro_cli.cli.render import rows_or_table
 from nitro_cli.cli.session import Session
 from nitro_cli.cli.views import View
+from nitro_cli.errors import Problem
 
-LAST_RUNS = 10
+MODES = {"clear": stored.clear, "prune": stored.prune, "probe": stored.probe, "explain": stored.explain}
+BOUNDS = ("to_size", "unused_for")
 
 
+@with_store
 def run(session: Session) -> int:
-    """With an experiment: 0 when nothing compiled twice, else 1. Without: the counters that runs left behind."""
-    return _counters(session) if session.found is None else _check(session)
+    """With an experiment: 0 when nothing compiled twice, else 1. Without: the store, or what is to be done with it."""
+    session.parsed.problems += _contradictions(session)
+    if session.found is not None:
+        return _check(session)
+    session.check()
+    return next((mode for key, mode in MODES.items() if session.value(key)), stored.listing)(session)
+
+
+def _contradictions(session: Session) -> list[Problem]:
+    """Options that do not go together, or not with what is asked for."""
+    given = session.parsed.given
+    modes = [given[key] for key in MODES if key in given]
+    problems = []
+    if len(modes) > 1:
+        problems.append(Problem(f"{' and '.join(modes)} exclude each other", notes=("give one of them at a time",)))
+    elif modes and session.found is not None:
+        what = f"{modes[0]} takes no experiment"
+        problems.append(Problem(what, notes=(f"leave out {session.found.name!r}",)))
+    for key in BOUNDS:
+        if key in given and "prune" not in given:
+            line = f"nitro cache-stats --prune {given[key]} {session.value(key)}"
+            problems.append(Problem(f"{given[key]} says what --prune leaves", notes=(f"write {line}",)))
+    if session.found is None:
+        for option in (*CONFIG, *LOOK_UPS):
+            if option.key in given:
+                what = f"{option.name} is about an experiment, and none is named"
+                value = f" {session.value(option.key)}" if option.kind == "text" else ""
+                problems.append(Problem(what, notes=(f"write nitro cache-stats EXPERIMENT {option.name}{value}",)))
+    return problems
 
 
 def _check(session: Session) -> int:
@@ -40,6 +72,9 @@ def _check(session: Session) -> int:
         "ok": found.ok,
         "hits": found.hits,
         "misses": found.misses,
+        "compiled": found.origins.get("compiled", 0),
+        "linked": found.origins.get("linked", 0),
+        "loaded": found.origins.get("loaded", 0),
         "entries": found.entries_count,
         "grown": list(found.grown),
         "foreign": [list(row) for row in found.foreign],
@@ -54,41 +89,10 @@ def _check(session: Session) -> int:
 
 
 def _check_lines(session: Session, found: Any) -> list[str]:
-    rows = [(entry.program, entry.hits, f"{entry.compile_seconds:.2f}s", entry.why) for entry in found.entries]
-    lines = _lines(session, ("program", "hits", "compile", "why"), rows)
+    rows = [(e.program, e.hits, e.origin, f"{e.seconds:.2f}s", e.why) for e in found.entries]
+    header = ("program", "hits", "origin", "seconds", "why")
+    lines = rows_or_table(session.output, header, rows, bool(session.value("wide")))
     lines += [f"grown: {reason}" for reason in found.grown]
     lines += [f"compiled outside nitro's programs after the first step: {name} x {n}" for name, n in found.late_foreign]
-    lines.append(f"misses {found.misses}, entries {found.entries_count}, hits {found.hits}")
+    lines.append(f"misses {found.misses} ({found.told_origins}), entries {found.entries_count}, hits {found.hits}")
     return [*lines, paint(found.verdict, "good" if found.ok else "error")]
-
-
-def _counters(session: Session) -> int:
-    session.check()
-    from nitro_cli.run.directory import list_runs
-
-    out = session.output
-    rows = []
-    for run in list_runs()[:LAST_RUNS]:
-        facts = run.read_run()
-        cache = facts.get("cache") or {}
-        shown = {"run": relative(run.path), "status": facts.get("status"), "preset": facts.get("preset")}
-        out.event("run", {**shown, "experiment": facts.get("experiment"), "cache": cache})
-        counts = [cache.get(name, "-") for name in ("misses", "entries", "hits")]
-        seconds = sum(float(program.get("compile_seconds") or 0) for program in cache.get("programs", []))
-        rows.append((shown["run"], *counts, f"{seconds:.1f}s", shown["status"] or "-", shown["preset"] or "-"))
-    out.event("done", {"status": "finished", "exit_code": 0})
-    if not rows:
-        out.say("no runs here yet: there is no runs/ folder")
-    else:
-        for line in _lines(session, ("run", "misses", "entries", "hits", "compile", "status", "preset"), rows):
-            out.result(line)
-    return 0
-
-
-def _lines(session: Session, header: tuple[str, ...], rows: list[Any]) -> list[str]:
-    """A table; where stdout is not a terminal, tab-separated rows that nothing is cut from."""
-    out = session.output
-    if out.stdout.isatty():
-        return table(header, rows, None if session.value("wide") else out.width())
-    head = [] if out.quiet else ["\t".join(header)]
-    return head + ["\t".join(str(cell) for cell in row) for row in rows]

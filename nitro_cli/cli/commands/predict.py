@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from nitro_cli.cli.failures import relative
+from nitro_cli.cli.look_ups import with_store
 from nitro_cli.cli.session import Session
 from nitro_cli.cli.weights import prepare
 from nitro_cli.cli.writers import columns_of, open_writer, target_of
 
 
+@with_store
 def run(session: Session) -> int:
     """Predict ``--split`` into ``--out``. Nothing is computed before the file is known to be writable."""
     out = session.output

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from nitro_cli.cli.failures import relative
+from nitro_cli.cli.look_ups import with_store
 from nitro_cli.cli.session import Session, changed_fields
 from nitro_cli.cli.views import View
 from nitro_cli.errors import ProtectError, UsageError
 
 
+@with_store
 def run(session: Session) -> int:
     """Train, or go on training. stdout gets the run's directory."""
     out, found = session.output, session.found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from nitro_cli.cli.look_ups import with_store
 from nitro_cli.cli.session import Session
 from nitro_cli.cli.weights import prepare
 
 
+@with_store
 def run(session: Session) -> int:
     """Evaluate the ``val`` split."""
     return measure(session, "val")
