@@ -214,8 +214,8 @@ class _Job:
 
     def _differs(self, first: Lowered) -> list[str]:
         """An objection where a second trace gives another program: a clock, a random number, an iterator."""
-        code = self.request.code.again()
-        if code.digest() != self.request.code.digest():
+        again = self.request.code.again
+        if again is not None and again().digest() != self.request.code.digest():
             return ["what it depends on changed while it was traced"]
         try:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():

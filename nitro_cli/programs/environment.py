@@ -61,9 +61,9 @@ def _processor() -> str:
     """A digest of what the processor can do. An executable made for another one may end the process."""
     text = platform.processor()
     try:
-        from jax._src.lib import xla_client
+        from jax._src import lib
 
-        client: Any = xla_client
+        client: Any = lib.xla_client  # pyright: ignore[reportPrivateImportUsage]
         text += str(client.get_topology_for_devices(jax.devices()).fingerprint())
     except Exception:  # jax has no public name for it, so any of this may be gone one day
         pass

@@ -27,7 +27,7 @@ _CHECKED = ".checked"
 def use_jax_cache() -> None:
     """Turn jax's cache on, in a folder for these versions and this machine, unless the user has set one or none."""
     store = open_store()
-    if store is None or jax.config.jax_compilation_cache_dir is not None:
+    if store is None or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     folder = jax_folder(store)
     heal(folder)
