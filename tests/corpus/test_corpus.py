@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from corpus.run import BASE, IMPOSSIBLE, Worker, cases, judge
 
 
