@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nitro_cli import __version__
+from nitro_cli.cli import garbage
 from nitro_cli.cli.argv import check_words, command_of, experiment_word, parse
 from nitro_cli.cli.console import Output, Stray
 from nitro_cli.cli.failures import describe, user_frames
@@ -37,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         from nitro_cli.cli.help import app
 
         app()(prog_name="nitro", complete_var="_NITRO_COMPLETE")
+    if argv is None:
+        garbage.pause()
     code = run(sys.argv[1:] if argv is None else argv)
+    garbage.resume()
     sys.stdout.flush()
     sys.exit(code)
 
@@ -115,6 +119,7 @@ def _dispatch(argv: list[str], output: Output) -> int:
     for warning in stray_environment():
         output.warn(warning)
     module = importlib.import_module(command.module)
+    garbage.resume()  # what is imported is imported; the experiment's hooks find the collector as they know it
     with contextlib.redirect_stdout(Stray(output)):
         return module.run(session)
 

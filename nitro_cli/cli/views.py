@@ -116,6 +116,10 @@ class View:
             rest = f", and {more} more reason{'s' if more > 1 else ''}" if more else ""
             self._both(f"{program} is traced anew in every run: {kept_out[0]}{rest}")
 
+    def on_first_step(self, facts: Mapping[str, Any]) -> None:
+        """The first step is over, and with it everything that a start costs: what measures of a start wait for."""
+        self.out.event("first_step", facts)
+
     def on_progress(self, facts: Mapping[str, Any]) -> None:
         if self.out.bar:
             self.out.live(live_line(facts, self.out.width()))

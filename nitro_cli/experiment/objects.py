@@ -9,6 +9,7 @@ import sysconfig
 import types
 from typing import Any
 
+_ABSENT = object()
 _POINTER = struct.calcsize("P")
 
 
@@ -16,8 +17,17 @@ def visible_state(value: Any) -> dict[str, Any] | None:
     """``__dict__`` and slots of an object of a class written in Python; None where state may lie out of sight."""
     if not is_python_made(type(value)):
         return None
-    state = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
-    return {**state, **getattr(value, "__dict__", {})}
+    state = {name: attribute(value, name, _ABSENT) for name in _slots(type(value))}
+    state = {name: part for name, part in state.items() if part is not _ABSENT}
+    return {**state, **(attribute(value, "__dict__") or {})}
+
+
+def attribute(value: Any, name: str, default: Any = None) -> Any:
+    """An attribute of an instance that is really there: a class that makes attributes up is not asked."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return default
 
 
 def is_python_made(kind: type) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import linecache
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from nitro_cli.errors import Place
@@ -18,9 +20,12 @@ _parsing = threading.Lock()
 
 @dataclass(frozen=True)
 class ClassSource:
+    """``lines`` are those of fields and methods, ``docs`` the strings below fields."""
+
     path: str | None = None
     line: int = 0
     lines: dict[str, int] = field(default_factory=dict)
+    docs: dict[str, str] = field(default_factory=dict)
 
     def place(self, name: str | None = None) -> Place | None:
         """The place of a field or method, of the class itself where the name is not found, or None without a file."""
@@ -55,20 +60,26 @@ def source_of(module: str, qualname: str, first: int | None = None) -> ClassSour
     if path is None:
         return ClassSource()
     try:
-        tree = parsed("".join(linecache.getlines(path)))
+        tree = _tree("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError):
         return ClassSource(path)
     nodes = list(_find(tree, [part for part in qualname.split(".") if part != "<locals>"]))
     if not nodes:
         return ClassSource(path)
     node = next((n for n in nodes if n.lineno == first), nodes[-1])
-    return ClassSource(path, node.lineno, dict(_members(node)))
+    return ClassSource(path, node.lineno, dict(_members(node)), dict(_docs(node)))
 
 
 def parsed(text: str | bytes, filename: str = "<unknown>") -> ast.Module:
     """``ast.parse``, one thread at a time: CPython 3.11 fails with a SystemError where two parse at once."""
     with _parsing:
         return ast.parse(text, filename)
+
+
+@functools.lru_cache(maxsize=8)
+def _tree(text: str) -> ast.Module:
+    """A file is asked for several times while its classes are made."""
+    return parsed(text)
 
 
 def defined_at(module: str, qualname: str) -> ClassSource:
@@ -102,3 +113,12 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
             yield from ((target.id, statement.lineno) for target in statement.targets if isinstance(target, ast.Name))
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement.name, statement.lineno
+
+
+def _docs(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """The string that stands directly below a field, by the field's name."""
+    for above, below in pairwise(node.body):
+        if not isinstance(above, ast.AnnAssign) or not isinstance(above.target, ast.Name):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            yield above.target.id, inspect.cleandoc(below.value.value)

@@ -19,7 +19,7 @@ from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.manual import optimizers
 from nitro_cli.optim.plan import DEFAULT, Plan
 from nitro_cli.optim.rule import Rule
-from nitro_cli.optim.schedules import Bound, Declared, is_traceable, resolved
+from nitro_cli.optim.schedules import Bound, Declared, kind_of, resolved
 from nitro_cli.suggest import did_you_mean, listed
 
 
@@ -108,7 +108,7 @@ def bind_paths(
             b.constant,
             tuple((c, f) for c, f in b.columns if depth[c] == _depth(entry)),
             b.field,
-            b.traced,
+            b.kind,
         )
         for entry, b in zip(entries, bound, strict=True)
     ]
@@ -133,10 +133,10 @@ def _bind(entry: Declared, found: Optimizers, device: Mapping[str, Any], total: 
     schedule, constant = resolved(entry, total, owner)
     if in_device:
         target = f"Device field {entry.name}"
-        return Bound(entry.key, target, schedule, constant, (), entry.name, is_traceable(schedule))
+        return Bound(entry.key, target, schedule, constant, (), entry.name, kind_of(schedule))
     paths = [_split(found.names[i])[0] or "the optimizer" for i in columns]
     target = f"{entry.name} of {listed(paths)}"
-    return Bound(entry.key, target, schedule, constant, tuple((i, 1.0) for i in columns), None, is_traceable(schedule))
+    return Bound(entry.key, target, schedule, constant, tuple((i, 1.0) for i in columns), None, kind_of(schedule))
 
 
 def _below(found: Optimizers, entry: Declared, owner: str) -> list[str]:

@@ -5,12 +5,14 @@ must mean exactly one thing; ``opt.weight_decay`` and ``device.temperature`` say
 means one group. Steps are counted as optax counts them: the first update is step 0, so a schedule over ``total`` steps
 is asked for 0 .. total - 1.
 
-A schedule that jax can trace is tabulated ahead, many steps in one vectorised call; any other is called on the host,
-once per step. Either way its values enter the programs as arguments.
+A schedule that jax can trace is tabulated ahead, a block of steps at once; any other is called on the host, once per
+step. Either way its values are exactly those of a call with the number of the step, and they enter the programs as
+arguments.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,16 @@ import jax
 import numpy as np
 
 from nitro_cli.errors import ExperimentError
+from nitro_cli.optim.exact import at_many
 from nitro_cli.optim.plan import GLOBAL, Plan
 from nitro_cli.suggest import did_you_mean, listed
 
 NAMESPACES = ("opt", "device")
 BLOCK = 1024  # steps tabulated in one call; fixed, so that the call is compiled once
+
+# How a schedule gives its values: for a block of steps by a compiled call; for a block of steps by Python's own
+# arithmetic, which is float64 and so must not be compiled; or for one step by a call, when that step comes.
+TRACED, PLAIN, HOST = "traced", "plain", "host"
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Bound:
     constant: bool
     columns: tuple[tuple[int, float], ...] = ()
     field: str | None = None
-    traced: bool = False
+    kind: str = HOST
 
 
 def parse(declared: Any, owner: str, paths: bool = False) -> list[Declared]:
@@ -113,7 +120,7 @@ def bind(
     result = []
     for entry, b in zip(entries, bound, strict=True):
         columns = b.columns if entry.group else tuple((c, f) for c, f in b.columns if c not in exact)
-        result.append(Bound(b.key, b.target, b.schedule, b.constant, columns, b.field, b.traced))
+        result.append(Bound(b.key, b.target, b.schedule, b.constant, columns, b.field, b.kind))
     return result
 
 
@@ -139,7 +146,7 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
     schedule, constant = resolved(entry, total, owner)
     if in_device:
         target = f"Device field {entry.name}"
-        return Bound(entry.key, target, schedule, constant, (), entry.name, is_traceable(schedule))
+        return Bound(entry.key, target, schedule, constant, (), entry.name, kind_of(schedule))
     wanted = [i for i, (group, name) in enumerate(plan.columns) if name == entry.name]
     if entry.group is not None:
         wanted = [i for i in wanted if plan.columns[i][0] == entry.group]
@@ -159,7 +166,7 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
     columns = tuple((i, _ratio(plan, i)) for i in wanted)
     groups = list(dict.fromkeys(plan.columns[i][0] for i in wanted))
     target = entry.name if groups == [GLOBAL] else f"{entry.name} of {listed(groups)}"
-    return Bound(entry.key, target, schedule, constant, columns, None, is_traceable(schedule))
+    return Bound(entry.key, target, schedule, constant, columns, None, kind_of(schedule))
 
 
 def _ratio(plan: Plan, column: int) -> float:
@@ -211,12 +218,19 @@ def _is_schedule(function: Callable[[Any], Any]) -> bool:
         return False
 
 
-def is_traceable(schedule: Callable[[Any], Any]) -> bool:
+def kind_of(schedule: Callable[[Any], Any]) -> str:
+    """``TRACED``, ``PLAIN`` or ``HOST``. Compiles nothing."""
+    ints = jax.ShapeDtypeStruct((2,), np.int32)
     try:
-        jax.eval_shape(jax.vmap(schedule), jax.ShapeDtypeStruct((2,), np.int32))
+        jax.eval_shape(at_many(schedule), ints, ints)
     except Exception:  # whatever a host function does with a tracer: it will be called with plain numbers instead
-        return False
-    return True
+        return HOST
+    given: list[Any] = []
+    try:
+        jax.eval_shape(lambda: given.append(schedule(0)))
+    except Exception:  # 1 / step has no value at step 0 in Python, and an infinite one, which will be reported, in jax
+        return TRACED
+    return PLAIN if isinstance(given[0], (int, float, np.number, np.ndarray)) else TRACED
 
 
 class Table:
@@ -230,13 +244,13 @@ class Table:
         self.bound = [b for b in bound if b.columns or b.field]
         self.total = total
         self._plan, self._device, self._owner = plan, device, owner
-        self._traced = [b for b in self.bound if b.traced]
-        self._host = [b for b in self.bound if not b.traced]
+        self._traced = [b for b in self.bound if b.kind == TRACED]
+        self._plain = [b for b in self.bound if b.kind == PLAIN]
+        self._host = [b for b in self.bound if b.kind == HOST]
         self._block = -1
         self._values: dict[str, np.ndarray] = {}
         self._vectors = np.zeros((0, len(plan.columns)))
         self._held: dict[str, Any] = {}
-        self._evaluate: Any = None
 
     def __bool__(self) -> bool:
         return bool(self.bound)
@@ -269,7 +283,7 @@ class Table:
         if block != self._block:
             self._tabulate(block)
         return {
-            b.field: self._cast(b, self._values[b.key][row] if b.traced else self._call(b, step))
+            b.field: self._cast(b, self._call(b, step) if b.kind == HOST else self._values[b.key][row])
             for b in self.bound
             if b.field
         }
@@ -277,45 +291,49 @@ class Table:
     def shown(self, step: int) -> dict[str, float]:
         """What the log says of ``step``: each schedule's own value by its key."""
         self.vector(step) if step // BLOCK != self._block else None
-        values = {b.key: self._values[b.key][step % BLOCK] if b.traced else self._call(b, step) for b in self.bound}
+        row = step % BLOCK
+        values = {b.key: self._call(b, step) if b.kind == HOST else self._values[b.key][row] for b in self.bound}
         return {key: float(value) for key, value in values.items() if np.ndim(value) == 0}
 
     def curves(self, points: int = 60) -> dict[str, list[tuple[int, float]]]:
         """``(step, value)`` of every schedule at evenly spaced steps of the run, for a plot. Of an array, its mean."""
         last = max(self.total - 1, 0)
         steps = sorted({round(i * last / max(points - 1, 1)) for i in range(min(points, BLOCK))})
-        padded = np.array(steps + [last] * (BLOCK - len(steps)), np.int32)
-        traced = dict(zip([b.key for b in self._traced], self._evaluated(padded), strict=True)) if self._traced else {}
+        ahead = self._evaluated(np.array(steps + [last] * (BLOCK - len(steps)), np.int32))
 
         def value(b: Bound, index: int, step: int) -> float:
-            return float(np.mean(traced[b.key][index] if b.key in traced else self._call(b, step)))
+            return float(np.mean(ahead[b.key][index] if b.key in ahead else self._call(b, step)))
 
         return {b.key: [(step, value(b, i, step)) for i, step in enumerate(steps)] for b in self.bound}
 
-    def _evaluated(self, steps: np.ndarray) -> list[np.ndarray]:
-        """The traced schedules at ``BLOCK`` steps, in one compiled call."""
-        if self._evaluate is None:
+    def _evaluated(self, steps: np.ndarray) -> dict[str, np.ndarray]:
+        """By key, the schedules that need not wait for their step, at ``BLOCK`` steps."""
+        values = {b.key: np.array([self._at(b, step) for step in steps.tolist()]) for b in self._plain}
+        if self._traced:
+            zeros = np.zeros(len(steps), np.int32)
+            values |= zip([b.key for b in self._traced], jax.device_get(self._compiled(steps, zeros)), strict=True)
+        return values
 
-            def nitro_schedules(at: Any) -> Any:
-                return [jax.vmap(b.schedule)(at) for b in self._traced]
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        """The traced schedules in one call."""
+        schedules = [at_many(b.schedule) for b in self._traced]
 
-            cheap: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-            options = cheap if jax.default_backend() == "cpu" else None
-            self._evaluate = jax.jit(nitro_schedules, compiler_options=options)
-        return [np.asarray(values) for values in jax.device_get(self._evaluate(steps))]
+        def nitro_schedules(steps: Any, zeros: Any) -> Any:
+            return [schedule(steps, zeros) for schedule in schedules]
+
+        return jax.jit(nitro_schedules)
 
     def _tabulate(self, block: int) -> None:
         steps = np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.int32)
-        if self._traced:
-            # Beyond the horizon a curve holds its last value: it was asked for `total` steps, not for more.
-            results = self._evaluated(np.minimum(steps, max(self.total - 1, 0)))
-            self._values = {b.key: r for b, r in zip(self._traced, results, strict=True)}
-            for b in self._traced:
-                self._check(b, self._values[b.key][: max(self.total - block * BLOCK, 1)], int(steps[0]))
+        # Beyond the horizon a curve holds its last value: it was asked for `total` steps, not for more.
+        self._values = self._evaluated(np.minimum(steps, max(self.total - 1, 0)))
         self._vectors = np.tile(self._plan.vector(), (BLOCK, 1))
-        for b in self._traced:
+        for b in (*self._traced, *self._plain):
+            values = self._values[b.key]
+            self._check(b, values[: max(self.total - block * BLOCK, 1)], int(steps[0]))
             for column, factor in b.columns:
-                self._vectors[:, column] = self._values[b.key].astype(np.float64) * factor
+                self._vectors[:, column] = values.astype(np.float64) * factor
         self._block = block
 
     def _call(self, b: Bound, step: int) -> Any:
@@ -323,13 +341,11 @@ class Table:
         if b.key in self._held:
             return self._held[b.key]
         try:
-            value = np.asarray(b.schedule(step))
-        except Exception as error:
+            value = self._at(b, step)
+        except ExperimentError:
             if step < self.total:
-                raise ExperimentError(
-                    f"{self._owner}.schedules: '{b.key}' failed at step {step}: {type(error).__name__}: {error}"
-                ) from error
-            self._held[b.key] = value = np.asarray(b.schedule(max(self.total - 1, 0)))
+                raise
+            self._held[b.key] = value = self._at(b, max(self.total - 1, 0))
             warnings.warn(
                 f"the schedule '{b.key}' has no value for step {step}, past its horizon of {self.total} steps; "
                 "it holds its last value",
@@ -337,6 +353,14 @@ class Table:
             )
         self._check(b, value[None], step)
         return value
+
+    def _at(self, b: Bound, step: int) -> np.ndarray:
+        try:
+            return np.asarray(b.schedule(step))
+        except Exception as error:
+            raise ExperimentError(
+                f"{self._owner}.schedules: '{b.key}' failed at step {step}: {type(error).__name__}: {error}"
+            ) from error
 
     def _check(self, b: Bound, values: np.ndarray, first: int) -> None:
         if values.dtype.kind not in "iuf":

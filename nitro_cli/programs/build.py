@@ -188,10 +188,16 @@ class _Job:
         if payload is None:
             return None
         try:
-            return executables.loaded(payload, low.trees(self.found), low.lapack)[0]
+            executable = executables.loaded(payload, low.trees(self.found), low.lapack)[0]
         except Exception as error:  # as in _load
             _tell("a stored executable does not load here and is compiled anew", error)
             return None
+
+        def anew(error: Exception) -> Any:
+            _tell("a stored executable does not run here and is compiled anew", error)
+            return self._compile(low, compare=False)[0]
+
+        return executables.FirstCall(executable, self.donate, anew)
 
     def _compile(self, low: Lowered, compare: bool) -> tuple[Any, list[str]]:
         """The executable, and objections of the second trace. That one runs in this thread, since settings of jax that
@@ -208,8 +214,8 @@ class _Job:
 
     def _differs(self, first: Lowered) -> list[str]:
         """An objection where a second trace gives another program: a clock, a random number, an iterator."""
-        code = self.request.code.again()
-        if code.digest() != self.request.code.digest():
+        again = self.request.code.again
+        if again is not None and again().digest() != self.request.code.digest():
             return ["what it depends on changed while it was traced"]
         try:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():

@@ -18,11 +18,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nitro_cli.experiment.objects import attribute
 from nitro_cli.programs.code import Import
 from nitro_cli.programs.libraries import is_user_module
 from nitro_cli.programs.recheck import Watch
 
 MISSING: Any = object()
+_PLAIN_LOOK_UP = tuple(kind.__getattribute__ for kind in (object, types.FunctionType, types.SimpleNamespace))
 
 
 def start(namespace: Mapping[str, Any], name: str, watch: Watch) -> tuple[Any, bool]:
@@ -84,16 +86,16 @@ def _in_class(cls: type, name: str, watch: Watch) -> Any:
 
 def _in_object(value: Any, name: str, watch: Watch) -> Any:
     cls = type(value)
-    if cls.__getattribute__ is not object.__getattribute__ and not isinstance(value, types.FunctionType):
+    if cls.__getattribute__ not in _PLAIN_LOOK_UP:
         return MISSING
     on_class = _look_up(cls, name)
     if isinstance(on_class, types.MemberDescriptorType):
-        found = getattr(value, name, MISSING)
+        found = attribute(value, name, MISSING)
         watch.slot(value, name, found)
         return found
     if _is_data(on_class):
         return MISSING
-    held = getattr(value, "__dict__", None)
+    held = attribute(value, "__dict__")
     if type(held) is dict and name in held:
         watch.name(held, name, held[name])
         return held[name]

@@ -276,7 +276,10 @@ def _local_chains(code: types.CodeType, names: set[str]) -> tuple[Chain, ...]:
 def _loaded(code: types.CodeType, op: int, arg: int) -> list[str]:
     if op in _PAIRS:
         return [_variable(code, arg >> 4), _variable(code, arg & 15)]
-    if op in _FAST or op in _FREE:
+    if op in _FAST:  # of a variable that nested functions share, this only hands the cell to one
+        name = _variable(code, arg)
+        return [] if name in code.co_cellvars or name in code.co_freevars else [name]
+    if op in _FREE:
         return [_variable(code, arg)]
     return [code.co_names[arg]] if op in _GLOBAL and op not in _SHIFT else []
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import os
 import platform
-import re
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from nitro_cli.programs.libraries import ALWAYS, library_digest
 
 _VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -21,37 +24,35 @@ _SILENT = ("log", "cache", "traceback", "dump", "explain", "profil", "check_", "
 _TRACED = ("programs/*.py", "optim/*.py", "experiment/*.py", "metrics/*.py", "data/*.py", "*.py")
 
 
-def environment() -> dict[str, str]:
-    """Facts by name, in words that decide. Asked at every request, since settings may change."""
+def environment(libraries: Iterable[str] = ()) -> dict[str, str]:
+    """Facts by name, in words that decide. Asked at every request, since settings may change.
+
+    ``libraries`` are packages that count besides those that nitro itself stands on.
+    """
     facts = dict(_fixed())
+    facts |= {f"files of {name}": library_digest(name) for name in sorted({*ALWAYS, *libraries})}
     facts |= {name: os.environ.get(name, "") for name in _VARIABLES}
     flags = [word for word in sys.argv if word.startswith("--xla")]  # jax reads these too
     facts |= {"XLA_FLAGS on the command line": " ".join(flags)} if flags else {}
     for name, value in sorted(jax.config.values.items()):
         if not any(word in name for word in _SILENT):
             facts[name] = str(value)
-    return facts | _for_a_while()
-
-
-def _for_a_while() -> dict[str, str]:
-    """What stands in the key of jax's own caches, a mesh for example, and in none of its settings."""
-    try:
-        from jax._src import config
-
-        return {"jax trace context": re.sub(r" at 0x[0-9a-f]+", "", str(config.trace_context()))}
-    except Exception:  # jax has no public name for it
-        return {}
+    facts["jax trace context"] = _trace_context()
+    return facts | (_flax_settings() if "flax" in libraries else {})
 
 
 @functools.cache
 def _fixed() -> dict[str, str]:
     """What cannot change while the process lives."""
-    facts = {f"version of {name}": metadata.version(name) for name in _VERSIONED}
-    facts["python"] = f"{platform.python_implementation()} {platform.python_version()}"
+    facts = {name: metadata.version(name) for name in _VERSIONED}
+    facts["python"] = (
+        f"{sys.implementation.cache_tag} {'.'.join(map(str, sys.version_info[:3]))} -O{sys.flags.optimize}"
+    )
     facts["nitro"] = _own_code()
     device = jax.devices()[0]
     facts["device"] = f"{jax.default_backend()} {device.device_kind} x {len(jax.devices())}"
-    facts["platform"] = f"{sys.platform} {platform.machine()} {device.client.platform_version}"
+    facts["process"] = f"{jax.process_index()} of {jax.process_count()}"
+    facts["platform"] = f"{platform.system()} {platform.machine()} {' '.join(device.client.platform_version.split())}"
     facts["processor"] = _processor()
     return facts
 
@@ -60,9 +61,9 @@ def _processor() -> str:
     """A digest of what the processor can do. An executable made for another one may end the process."""
     text = platform.processor()
     try:
-        from jax._src.lib import xla_client
+        from jax._src import lib
 
-        client: Any = xla_client
+        client: Any = lib.xla_client  # pyright: ignore[reportPrivateImportUsage]
         text += str(client.get_topology_for_devices(jax.devices()).fingerprint())
     except Exception:  # jax has no public name for it, so any of this may be gone one day
         pass
@@ -82,3 +83,15 @@ def _own_code() -> str:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _trace_context() -> str:
+    """What stands in the key of jax's own caches, a mesh for example, and in none of its settings."""
+    trace_context = getattr(sys.modules.get("jax._src.config"), "trace_context", tuple)  # jax has no public name for it
+    plain = (type(None), bool, int, float, str, enum.Enum)
+    return " ".join(str(value) if isinstance(value, plain) else type(value).__name__ for value in trace_context())
+
+
+def _flax_settings() -> dict[str, str]:
+    config = getattr(sys.modules.get("flax.configurations"), "config", None)
+    return {f"flax {name}": str(getattr(config, name)) for name in getattr(config, "_values", None) or ()}

@@ -46,7 +46,7 @@ def initialize_lapack() -> None:
 @contextlib.contextmanager
 def past_jax_cache() -> Iterator[None]:
     """While active, jax compiles without a look into its own persistent cache."""
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # jax decides once, at its first compile, whether there is a cache
     try:

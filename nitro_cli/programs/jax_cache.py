@@ -20,14 +20,14 @@ import jax
 from nitro_cli.programs.environment import environment
 from nitro_cli.programs.store import Store, open_store
 
-_FACTS = ("version of jax", "version of jaxlib", "python", "platform", "processor", "device")
+_FACTS = ("jax", "jaxlib", "python", "platform", "processor", "device")
 _CHECKED = ".checked"
 
 
 def use_jax_cache() -> None:
     """Turn jax's cache on, in a folder for these versions and this machine, unless the user has set one or none."""
     store = open_store()
-    if store is None or jax.config.jax_compilation_cache_dir is not None:
+    if store is None or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     folder = jax_folder(store)
     heal(folder)
@@ -39,7 +39,7 @@ def use_jax_cache() -> None:
 def jax_folder(store: Store) -> Path:
     facts = environment()
     text = "\n".join(f"{name} = {facts[name]}" for name in _FACTS if name in facts)
-    name = f"{facts['version of jax']}-{jax.default_backend()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{facts['jax']}-{jax.default_backend()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return store.root / "jax" / name
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from nitro_cli.programs.environment import environment
 from nitro_cli.programs.fingerprint import Fingerprint
-from nitro_cli.programs.libraries import library_digest
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Request:
     settings: Mapping[str, str]
     fields: Mapping[str, str] = field(default_factory=dict)
     experiment: str = ""
-    environment: Mapping[str, str] = field(default_factory=environment)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        libraries = {name: library_digest(name) for name in sorted(self.code.libraries)}
-        object.__setattr__(self, "environment", {**libraries, **self.environment})
+        if not self.environment:
+            object.__setattr__(self, "environment", environment(self.code.libraries))
 
     @functools.cached_property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import importlib.util
 import operator
 import sys
 import sysconfig
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 _NITRO = str(Path(__file__).parent.parent)
 _HEAP_TYPE = 1 << 9
 # What every program depends on, whether or not the user's code names it.
-ALWAYS = ("flax", "jax", "jaxlib", "numpy", "optax")
+ALWAYS = ("jax", "jaxlib", "numpy")
 
 
 def _roots() -> tuple[str, ...]:
@@ -214,8 +215,7 @@ def foreign_members(cls: type) -> Iterator[Foreign]:
 def library_digest(package: str) -> str:
     """Version and digest of the files of the distribution that ``package`` comes from, as they are now: what its
     record says, and the content of Python files that were edited since it was installed."""
-    module = sys.modules.get(package)
-    folder = _site(module)
+    folder = _site(package)
     if folder is None:
         return "unknown"
     info = _distribution(folder, package)
@@ -227,15 +227,12 @@ def library_digest(package: str) -> str:
     return f"{version} {hashlib.sha256(record + edited.encode()).hexdigest()}"
 
 
-def _site(module: Any) -> Path | None:
-    """The folder that a package was installed into."""
-    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
-    for place in filter(None, places):
-        path = Path(place)
-        for parent in path.parents:
-            if parent.name in ("site-packages", "dist-packages"):
-                return parent
-    return Path(places[0]).parent.parent if places[0] else None
+def _site(package: str) -> Path | None:
+    """The folder that a package was installed into; it need not be imported."""
+    module = sys.modules.get(package)
+    spec = getattr(module, "__spec__", None) or importlib.util.find_spec(package)
+    places = [*(getattr(spec, "submodule_search_locations", None) or ()), getattr(spec, "origin", None) or ""]
+    return Path(places[0]).parent if places[0] else None
 
 
 def _distribution(folder: Path, package: str) -> Path | None:

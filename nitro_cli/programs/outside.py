@@ -155,7 +155,13 @@ def _by_name(value: Any) -> str | None:
 
 
 def _known() -> dict[int, tuple[Any, str, str]]:
-    return _table(tuple(name for name in (*_WHOLE, *_NAMES) if name in sys.modules))
+    if len(sys.modules) != _last[0]:
+        _last[:] = [len(sys.modules), _table(tuple(name for name in (*_WHOLE, *_NAMES) if name in sys.modules))]
+    return _last[1]
+
+
+# How many modules were loaded at the last look, and the table of those then.
+_last: list[Any] = [0, {}]
 
 
 @functools.lru_cache(maxsize=4)

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from nitro_cli.experiment.objects import is_python_made, visible_state
+from nitro_cli.experiment.objects import attribute, visible_state
 from nitro_cli.programs import atoms
 from nitro_cli.programs.atoms import atom, built_in, digest, name_of
+from nitro_cli.programs.libraries import is_user_module
 
 # A container of more atoms than this is one line.
 _MANY = 64
@@ -108,7 +109,7 @@ def _set(value: Any) -> Parts:
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """What an object of a derived class holds besides."""
-    return [(f".{name}", part) for name, part in sorted(getattr(value, "__dict__", {}).items())]
+    return [(f".{name}", part) for name, part in sorted((attribute(value, "__dict__") or {}).items())]
 
 
 def _field_of_tuple(value: Any) -> Parts:
@@ -207,15 +208,22 @@ def _context_variable(value: Any) -> Parts:
 
 def _sentinel(value: Any) -> Parts:
     """A bare ``object()`` stands for itself. Which names mean the same one shows; a library's own is said by name."""
-    for name, module in sorted(sys.modules.items()):
-        if isinstance(module, types.ModuleType):
-            for each, held in list(vars(module).items()):
-                if held is value and not name.startswith("__main"):
-                    from nitro_cli.programs.libraries import is_user_module
+    known = _SENTINELS.get(id(value))
+    if known is None:
+        known = _SENTINELS[id(value)] = (value, _library_sentinel(value))
+    return Parts(f"object {known[1]}", [])
 
-                    if not is_user_module(module):
-                        return Parts(f"object {name}.{each}", [])
-    return Parts("object()", [])
+
+_SENTINELS: dict[int, tuple[Any, str]] = {}
+
+
+def _library_sentinel(value: Any) -> str:
+    for name, module in sorted(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and not is_user_module(module):
+            for each, held in list(vars(module).items()):
+                if held is value:
+                    return f"{name}.{each}"
+    return "of the user's"
 
 
 def _without_content(value: Any) -> Parts:
@@ -260,9 +268,9 @@ def _structure(value: Any) -> Parts:
 
 def _jitted(value: Any) -> Parts | None:
     """A function under ``jax.jit``: the function, and the options that decide what is compiled."""
-    info = getattr(value, "_jit_info", None)
-    if type(value).__name__ != "PjitFunction" or info is None:
+    if type(value).__name__ != "PjitFunction" or type(value).__module__ != "jaxlib._jax":
         return None
+    info = value._jit_info
     said = "fun_sourceinfo", "fun_signature"  # file and line; the function itself is looked at
     options = {name: getattr(info, name) for name in info._fields if name not in said}
     plain = {name: atom(option) for name, option in options.items()}
@@ -291,8 +299,8 @@ def _object(value: Any) -> Parts | None:
     if state is None:
         return None
     unwanted = noise(kind)
-    private = getattr(value, "__pydantic_private__", None) or {}
-    state = {**state, **private, **(getattr(value, "__pydantic_extra__", None) or {})}
+    for name in ("__pydantic_private__", "__pydantic_extra__"):
+        state |= attribute(value, name) or {}
     names = sorted(name for name in state if name not in unwanted and not name.startswith("__pydantic"))
     return Parts(f"instance of {name_of(kind)}", [(" is a", kind), *((f".{name}", state[name]) for name in names)])
 
@@ -385,10 +393,6 @@ def _default_dict(value: Any) -> Parts:
 
 def _deque(value: Any) -> Parts:
     return _sequence(value, f"deque maxlen {value.maxlen}")
-
-
-def _is_plain(value: Any, base: type) -> bool:
-    return isinstance(value, base) and is_python_made(type(value))
 
 
 # By class and what derives from it, the more special ones first.

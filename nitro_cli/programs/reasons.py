@@ -59,7 +59,10 @@ def between(old: Known, new: Known) -> list[str]:
         found.append(f"`{name}` {_plain(old.reads.get(name))} -> {_plain(new.reads.get(name))}")
     for part in ("settings", "environment"):
         before, now = getattr(old, part), getattr(new, part)
-        found += [_said(name, before.get(name), now.get(name)) for name in _changed(before, now)]
+        changed = _changed(before, now)
+        # a library whose version changed is said once, by that
+        changed = [name for name in changed if not (name.startswith("files of ") and name[9:] in changed)]
+        found += [_said(name, before.get(name), now.get(name)) for name in changed]
     arguments = _changed(old.arguments, new.arguments)
     if arguments:
         name = arguments[0]
@@ -70,6 +73,7 @@ def between(old: Known, new: Known) -> list[str]:
 
 def _said(name: str, before: str | None, now: str | None) -> str:
     """A setting that changed. A library is said by its version, unless only its files differ."""
+    name = name.removeprefix("files of ")
     old, new = (before or "none").split(" "), (now or "none").split(" ")
     if len(old[-1]) == len(new[-1]) == 64 and old[0] == new[0]:
         return f"{name} {old[0]}: its files changed"

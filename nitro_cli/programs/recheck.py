@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nitro_cli.experiment.objects import attribute
 from nitro_cli.programs.libraries import same_objects
 
 _ABSENT = object()
@@ -33,6 +34,7 @@ class Watch:
         self._classes: list[tuple[type, tuple[Any, ...], tuple[Any, ...]]] = []
         self._arrays: list[tuple[np.ndarray, Any]] = []
         self._variables: list[tuple[Any, Any]] = []
+        self._types: list[tuple[Any, type]] = []
         self.unsure = False
 
     def function(self, function: types.FunctionType) -> None:
@@ -63,7 +65,8 @@ class Watch:
             self._variables.append((value, value.get(_ABSENT)))
         elif type(value).__module__ == "collections" or type(value).__name__ in ("array", "bytearray"):
             self.unsure = True
-        held = getattr(value, "__dict__", None)
+        self._types.append((value, type(value)))
+        held = attribute(value, "__dict__")
         if isinstance(held, dict) and not isinstance(value, types.FunctionType):
             self.mapping(held)
         self._all_slots(value)
@@ -75,7 +78,7 @@ class Watch:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
                 if isinstance(name, str) and not name.startswith("__"):
-                    self._slots.append((value, name, getattr(value, name, _ABSENT)))
+                    self._slots.append((value, name, attribute(value, name, _ABSENT)))
 
     def mapping(self, value: Any) -> None:
         self._mappings.append((value, tuple(value), tuple(value.values())))
@@ -93,26 +96,30 @@ class Watch:
             self._arrays.append((value, (value.shape, value.dtype, value.tobytes())))
 
     def holds(self) -> bool:
-        """Whether all of it is as it was."""
+        """Whether all of it is surely as it was."""
+        try:
+            return not self.unsure and self._same()
+        except Exception:  # another thread changes what is compared, for example
+            return False
+
+    def _same(self) -> bool:
         return (
-            not self.unsure
-            and all(_same(kept, _facts(function)) for function, kept in self._functions)
+            all(_same(kept, _facts(function)) for function, kept in self._functions)
             and all(_same_names(space, names) for space, names in self._names.values())
-            and all(getattr(holder, name, _ABSENT) is value for holder, name, value in self._slots)
+            and all(attribute(holder, name, _ABSENT) is value for holder, name, value in self._slots)
             and all(same_objects(kept, value) for value, kept in self._sequences)
             and all(same_objects(kept, m.values()) and same_objects(keys, m) for m, keys, kept in self._mappings)
             and all(value == kept for value, kept in self._sets)
             and all(same_objects(kept, vars(c).values()) and c.__bases__ == bases for c, kept, bases in self._classes)
             and all((v.shape, v.dtype, v.tobytes()) == kept for v, kept in self._arrays)
+            and all(type(value) is kind for value, kind in self._types)
             and all(variable.get(_ABSENT) is value for variable, value in self._variables)
         )
 
 
 def _facts(function: types.FunctionType) -> tuple[Any, ...]:
-    cells = function.__closure__
-    if not cells:
-        return function.__code__, function.__defaults__, function.__kwdefaults__
-    return function.__code__, function.__defaults__, function.__kwdefaults__, *map(_content, cells)
+    facts = function.__code__, function.__defaults__, function.__kwdefaults__, len(function.__dict__)
+    return (*facts, *map(_content, function.__closure__)) if function.__closure__ else facts
 
 
 def _content(cell: types.CellType) -> Any:

@@ -57,8 +57,9 @@ class StoreWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Entry:
-    """What one program depended on. ``executable`` is empty where only the reason for a miss can be taken from it;
-    ``kept_out`` then says why. ``trees`` are the trees of the call and what the
+    """What one program depended on. ``executable`` is what ``lowered`` was compiled to, under the same name, or empty
+    where it cannot be written down. With a reason in ``kept_out`` the entry is there for reasons of a miss alone, and
+    its executable for those who trace and arrive at the same program. ``trees`` are the trees of the call and what the
     trace found out, pickled, as base64."""
 
     experiment: str
@@ -154,7 +155,7 @@ class Store:
         if data is None:
             return None
         checksum, payload = data[:32], data[32:]
-        if hashlib.sha256(payload).digest() != checksum:
+        if _checksum(digest, payload) != checksum:
             warnings.warn(f"the stored executable {path.name[:12]} is damaged and is compiled anew", StoreWarning, 2)
             _remove(path)
             return None
@@ -163,10 +164,11 @@ class Store:
     # ---- keeping --------------------------------------------------------------------------------------------------
 
     def keep(self, entry: Entry, executable: bytes | None) -> bool:
-        """Write an entry, and its executable unless there is one under its name. False where the disk refuses."""
+        """Write an entry, and its executable: over what lies there, which could not be used. False where the disk
+        refuses."""
         if executable is not None:
             path = self.executables / entry.executable
-            if not path.exists() and not _write(path, hashlib.sha256(executable).digest() + executable):
+            if not _write(path, _checksum(path.name, executable) + executable):
                 return False
         return _write(self._path(entry), json.dumps(asdict(entry)).encode())
 
@@ -354,7 +356,7 @@ class Store:
             entry = Entry(**json.loads(data))
         except (ValueError, TypeError):
             return None
-        return entry if entry.format == FORMAT else None
+        return entry if entry.format == FORMAT and entry.executable in ("", entry.lowered) else None
 
     def _folder(self, experiment: str, program: str, key: str) -> Path:
         return self.programs / _slug(experiment) / _slug(program) / key[:40]
@@ -499,6 +501,11 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(Path(item.path) for item in os.scandir(folder) if item.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+def _checksum(name: str, payload: bytes) -> bytes:
+    """Of an executable together with its name: a whole file of another program is as wrong as half a file."""
+    return hashlib.sha256(name.encode() + payload).digest()
 
 
 def _temporary(path: Path) -> bool:

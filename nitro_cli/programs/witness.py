@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from nitro_cli.programs.fingerprint import is_user_code
@@ -118,31 +119,43 @@ def _generated(code: types.CodeType) -> bool:
 
 
 _NITRO = str(Path(__file__).resolve().parent.parent)
-_STDLIB = str(Path(os.__file__).resolve().parent)
+_JAX = str(Path(str(jax.__file__)).resolve().parent)
+_OF_CODE = ("linecache.py", "inspect.py", "importlib/__init__.py")
 
 
-def _reader() -> str | None:
-    """``loss in myexp.py:31`` where the nearest frame outside of the standard library is user code."""
+def _reader(behalf: tuple[str, ...] = ()) -> str | None:
+    """``loss in myexp.py:31``: the nearest frame of the user's, whose call made this read; None where there is none.
+    What libraries below ``behalf`` read, they read on their own behalf."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "importlib" in name:
-            return None  # an import reads its own files: code counts by content
-        if name != __file__ and (not name.startswith((_STDLIB, "<frozen")) or "site-packages" in name):
-            return f"`{frame.f_code.co_name}` in {Path(name).name}:{frame.f_lineno}" if is_user_code(name) else None
+        if name.startswith(("<frozen importlib", *behalf)) or name.endswith(_OF_CODE):
+            return None  # code counts by content, wherever it is read
+        if name != __file__ and name.startswith(_NITRO):
+            return None
+        if name != __file__ and is_user_code(name) and not _generated(frame.f_code):
+            return f"`{frame.f_code.co_name}` in {Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return None
 
 
-def _note(what: str) -> None:
+def _note(what: str, behalf: tuple[str, ...] = ()) -> None:
     witness = getattr(_watching, "witness", None)
-    if witness is not None and (where := _reader()) is not None:
+    if witness is not None and (where := _reader(behalf)) is not None:
         witness.read[f"{where} {what} while it is traced"] = None
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and getattr(_watching, "witness", None) is not None:
-        _note("reads a file")
+        path, _, flags = arguments
+        if isinstance(path, (str, bytes)) and not _known(os.fsdecode(path)) and flags & os.O_ACCMODE != os.O_WRONLY:
+            _note("reads a file")
+
+
+def _known(path: str) -> bool:
+    """Whether a file belongs to a library or the system, or holds what jax compiled."""
+    jax_cache = getattr(sys.modules["jax"].config, "jax_compilation_cache_dir", None) or _NITRO
+    return not is_user_code(path) or path.startswith(("/proc/", "/sys/", "/dev/", jax_cache))
 
 
 @functools.cache
@@ -158,7 +171,7 @@ def _environment_watched() -> Iterator[None]:
 
     def __getitem__(self: Any, key: Any) -> Any:
         if self is os.environ:
-            _note(f"reads the environment variable {key}")
+            _note(f"reads the environment variable {key}", behalf=(_JAX,))
         return plain(self, key)
 
     kind.__getitem__ = __getitem__

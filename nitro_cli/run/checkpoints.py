@@ -24,6 +24,7 @@ from nitro_cli.errors import OutputError, ProtectError, UsageError
 from nitro_cli.run.checkpoint_files import (
     DIFFERENCES_SHOWN,
     Arrays,
+    check_orbax,
     compare,
     described,
     dtype_name,
@@ -31,6 +32,7 @@ from nitro_cli.run.checkpoint_files import (
     inspect_folder,
     json_default,
     let_go,
+    orbax,
     prepared,
     quiet_orbax,
     read_arrays,
@@ -103,8 +105,7 @@ class Checkpoints:
         JSON; its ``epoch`` and ``position`` appear in ``CheckpointInfo``. ``metric``: None or non-finite never
         ranks as best. Raises ``ProtectError`` where the step, or a later one, is saved already.
         """
-        import orbax.checkpoint as ocp
-
+        ocp = orbax()
         self.wait()
         value = float(metric) if metric is not None and math.isfinite(metric) else None
         hosted, size = prepared(arrays)
@@ -152,6 +153,7 @@ class Checkpoints:
             self._drop_manager()
 
     def __enter__(self) -> Checkpoints:
+        check_orbax()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -320,8 +322,8 @@ def _moment(info: CheckpointInfo) -> str:
 
 
 def _manager(directory: Path, policy: CheckpointPolicy, written: Any) -> Any:
-    import orbax.checkpoint as ocp
-    from orbax.checkpoint import checkpoint_managers as managers
+    ocp = orbax()
+    managers = ocp.checkpoint_managers
 
     def rank(metrics: Mapping[str, Any]) -> Any:  # orbax only sorts by it
         value = metrics.get(policy.metric)  # absent where the run was begun with another metric

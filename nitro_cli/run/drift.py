@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nitro_cli.experiment.hooks import hook
-from nitro_cli.programs.fingerprint import Fingerprint, fingerprint
+from nitro_cli.programs.fingerprint import Recheck
 from nitro_cli.programs.recipe import Recipe
 
 WATCHED = (
@@ -23,23 +23,17 @@ class Drift:
 
     def __init__(self, recipe: Recipe, model_content: Any) -> None:
         self._cls = recipe.owner
+        self._hooks = _hooks(self._cls)
         self._model = model_content
-        self._at_construction = self._look()
-        self._said: str | None = self._at_construction.digest()
-
-    def _look(self) -> Fingerprint:
-        roots = {name: found for name in WATCHED if (found := hook(self._cls, name)) is not None}
-        return fingerprint(self._cls, **roots, model=self._model)
+        self._look = Recheck(self._cls, **self._hooks, model=model_content)
+        self._at_construction = self._look.fingerprint.entries
 
     def check(self) -> list[str]:
         """Messages for what has changed, empty where nothing has."""
-        now = self._look()
-        digest = now.digest()
-        if digest == self._said:
+        if not self._changed():
             return []
-        self._said = digest
-        before = self._at_construction.entries
-        names = [name for name in dict.fromkeys([*before, *now.entries]) if before.get(name) != now.entries.get(name)]
+        before, now = self._at_construction, self._look.fingerprint.entries
+        names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
         if not names:
             return []
         return [
@@ -47,3 +41,16 @@ class Drift:
             + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             + "; it keeps running the code it was built with. Build a new Nitro to pick up the change."
         ]
+
+    def _changed(self) -> bool:
+        """Whether anything is another than at the last look."""
+        hooks = _hooks(self._cls)
+        if all(hooks.get(name) is self._hooks.get(name) for name in WATCHED):
+            return not self._look.unchanged()
+        before, self._hooks = self._look.fingerprint, hooks
+        self._look = Recheck(self._cls, **hooks, model=self._model)
+        return before.entries != self._look.fingerprint.entries
+
+
+def _hooks(cls: type) -> dict[str, Any]:
+    return {name: found for name in WATCHED if (found := hook(cls, name)) is not None}

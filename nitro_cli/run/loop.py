@@ -108,9 +108,10 @@ class EpochLoop:
         A row belongs to the step after those already counted in the handle.
         """
         ready = len(self.rows)
-        if not self.began:
+        if self.rows and not self.began:
             self.began = True
-            self.nitro.notify("first_step")
+            self.rows[0].block_until_ready()  # once: who is told of the first step is told that it is over
+            self.nitro.notify("first_step", step=self.nitro.state.step + 1)
         if not everything:
             ready = next((i for i, row in enumerate(self.rows) if not row.is_ready()), ready)
         taken, self.rows[:] = self.rows[:ready], self.rows[ready:]

@@ -1,9 +1,9 @@
 """Forks a process for each case that it is told of, and says what the case's programs are keyed by.
 
 A line on stdin is a JSON object ``{"root": folder, "case": case, "oracle": bool}``; the answer is a line with a JSON
-object: for each measurement (one, or two around what a run-time case does), for each program, its key, its refusals and,
-with the oracle, a digest of its StableHLO. The libraries are imported once, the project's files in each child: no child
-may find a backend of jax that its parent has started.
+object: for each measurement (one, or two around what a run-time case does), for each program, its key, its refusals
+and, with the oracle, a digest of its StableHLO. The libraries are imported once, the project's files in each child: no
+child may find a backend of jax that its parent has started.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ import traceback
 from typing import Any
 
 import flax.linen
-import flax.nnx
+import flax.nnx  # noqa: F401
 import jax
-import optax
+import optax  # noqa: F401
 
 from nitro_cli.programs.fingerprint import fingerprint
 from nitro_cli.programs.key import Request
-
-del optax
 
 # Programs that are measured besides the one that a case is about, with the oracle: they show needless misses.
 OTHERS = ("train_step", "eval_step", "nnx")

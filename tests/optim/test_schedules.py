@@ -11,12 +11,12 @@ import numpy as np
 import optax
 import pytest
 
-from nitro_cli import Device, cache_stats
+from nitro_cli import ArrayLoader, Device, cache_stats
 from nitro_cli.errors import ExperimentError
 from nitro_cli.loggers.jsonl import read_log
 from nitro_cli.optim.schedules import BLOCK, Table, bind, parse
 from tests.optim.plans import Bare, TwoGroups, assert_close, gradients, optax_run, params, plan_for, run
-from tests.toys import Line, Measured, parameters
+from tests.toys import Line, Measured, arrays, parameters
 
 FIELDS = {"smoothing": jax.ShapeDtypeStruct((), np.dtype("float32")), "b1": jax.ShapeDtypeStruct((), np.dtype("int32"))}
 
@@ -32,16 +32,111 @@ def scheduled(declared, base=Bare, factory=optax.adam, **fields):
     return type("Scheduled", (base,), body)(**fields)
 
 
-def test_a_thousand_steps_have_the_values_of_the_schedule_at_0_to_999():
-    curve = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 100, 1000, 1e-5)
+CURVES = {
+    "constant": optax.constant_schedule(1e-3),
+    "linear": optax.linear_schedule(1e-3, 1e-5, 1000),
+    "linear, begins late": optax.linear_schedule(0.3, 0.7, 777, 50),
+    "polynomial": optax.polynomial_schedule(1e-3, 1e-5, 1, 1000),
+    "polynomial, square": optax.polynomial_schedule(1e-3, 1e-5, 2, 1000),
+    "polynomial, root": optax.polynomial_schedule(1e-3, 1e-5, 0.5, 900, 30),
+    "cosine": optax.cosine_decay_schedule(1e-3, 1000),
+    "cosine, alpha": optax.cosine_decay_schedule(3e-4, 900, alpha=0.1),
+    "cosine, exponent": optax.cosine_decay_schedule(3e-4, 900, alpha=0.1, exponent=1.5),
+    "exponential": optax.exponential_decay(1e-3, 33, 0.97, 10, end_value=3e-4),
+    "exponential, staircase": optax.exponential_decay(1e-3, 100, 0.9, staircase=True),
+    "warm-up, cosine": optax.warmup_cosine_decay_schedule(0.0, 1e-3, 100, 1000, 1e-5),
+    "warm-up, cosine, exponent": optax.warmup_cosine_decay_schedule(1e-5, 3e-3, 77, 1000, 1e-5, exponent=1.3),
+    "warm-up, exponential": optax.warmup_exponential_decay_schedule(0.0, 1e-3, 100, 50, 0.9, end_value=1e-4),
+    "warm-up, constant": optax.warmup_constant_schedule(0.0, 1e-3, 100),
+    "one cycle, cosine": optax.cosine_onecycle_schedule(1000, 1e-3),
+    "one cycle, linear": optax.linear_onecycle_schedule(1000, 1e-3),
+    "piecewise constant": optax.piecewise_constant_schedule(1e-3, {100: 0.1, 500: 0.3, 700: 0.7}),
+    "piecewise linear": optax.piecewise_interpolate_schedule("linear", 1e-3, {100: 0.1, 500: 0.3, 700: 0.7}),
+    "piecewise cosine": optax.piecewise_interpolate_schedule("cosine", 1e-3, {100: 0.1, 500: 0.3, 700: 0.7}),
+    "joined": optax.join_schedules(
+        [optax.linear_schedule(0, 1e-3, 50), optax.constant_schedule(1e-3), optax.exponential_decay(1e-3, 10, 0.9)],
+        [50, 300],
+    ),
+    "warm restarts": optax.sgdr_schedule(
+        [
+            {"init_value": 0.0, "peak_value": 1e-3 / k, "warmup_steps": 20, "decay_steps": 333, "end_value": 1e-5}
+            for k in (1, 2, 4)
+        ]
+    ),
+    "own": lambda step: 0.1 + 0.3 * jnp.sin(step / 17) * 2.0 - jnp.cos(step / 3) * 1e-3,
+    "own, compiled": jax.jit(lambda step: 0.1 + 0.3 * jnp.sin(step / 17) * 2.0 - jnp.cos(step / 3) * 1e-3),
+    "own, from a table": lambda step: jnp.linspace(0.0, 1.0, 1000)[step] / 3.0,
+    "own, in Python": lambda step: 0.1 * 0.99**step,
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_thousand_steps_have_exactly_the_values_of_the_schedule_at_0_to_999(name):
+    curve = CURVES[name]
     plan, values = table(scheduled({"learning_rate": curve}))
     column = plan.column("default", "learning_rate")
-    got = np.array([values.vector(step)[column] for step in range(1000)], np.float32)
-    expected = np.array([curve(step) for step in range(1000)], np.float32)
-    # The curve is evaluated for many steps in one compiled call, which may round the last bit of its peak another way.
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2 * np.spacing(np.float32(1e-3)))
-    assert got[0] == 0.0
-    assert got[100] == np.float32(1e-3)
+    expected = [float(curve(step)) for step in range(1000)]
+    got = np.array([values.vector(step)[column] for step in range(1000)])
+    assert got.dtype == np.float32
+    assert got.tolist() == np.float32(expected).tolist()
+    assert [values.shown(step)["learning_rate"] for step in range(1000)] == expected
+    assert values.bound[0].kind == ("plain" if name in ("constant", "own, in Python") else "traced")
+
+
+def remembering(learning_rate):
+    """Gradient descent that keeps the rate of each of its first 1,000 steps."""
+
+    def init(params):
+        return jnp.zeros(1000), jnp.zeros((), jnp.int32)
+
+    def update(gradients, state, params=None):
+        rates, step = state
+        return jax.tree.map(lambda g: -learning_rate * g, gradients), (rates.at[step].set(learning_rate), step + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_a_thousand_steps_of_a_run_take_exactly_the_values_at_0_to_999_and_log_them(handle):
+    curve = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 100, 1000, 1e-5)
+
+    class Thousand(Line):
+        max_epochs: int = 1
+
+        def build_data(self, dist):
+            return {"train": ArrayLoader(arrays(4000), batch_size=4)}
+
+        def optimizer(self):
+            return remembering
+
+        def param_group(self, path, leaf):
+            return "slow" if path == "w" else "default"
+
+        def group_learning_rate(self, group):
+            return self.learning_rate / 3 if group == "slow" else None
+
+        def schedules(self):
+            return {"learning_rate": curve}
+
+    n = handle(Thousand())
+    n.train()
+    assert n.state.step == 1000
+    expected = [float(curve(step)) for step in range(1000)]
+    rows = [r for r in read_log(n.run.log_path) if r["type"] == "metrics" and r["context"] == "train"]
+    assert [r["values"]["learning_rate"] for r in rows] == expected
+    slow, fast = sorted((leaf for leaf in n.state.opt_state if leaf.shape == (1000,)), key=lambda rates: rates[500])
+    assert np.asarray(fast).tolist() == expected
+    ratio = n.setup.recipe.plan.group("slow").ratio
+    assert np.asarray(slow).tolist() == [float(np.float32(value * ratio)) for value in expected]
+
+
+def test_a_function_of_ones_own_gets_the_step_as_optax_gives_it():
+    def own(step):  # half of it is Python's arithmetic where the step is a Python number
+        return jnp.where(step < 100, step * 0.37e-3, 1e-3 * jnp.sqrt(100 / jnp.maximum(step, 1)))
+
+    plan, values = table(scheduled({"learning_rate": own}))
+    column = plan.column("default", "learning_rate")
+    expected = [float(own(jnp.int32(step))) for step in range(1000)]
+    assert [float(values.vector(step)[column]) for step in range(1000)] == expected
 
 
 def test_blocks_join_without_a_seam():

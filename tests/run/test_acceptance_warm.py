@@ -13,7 +13,6 @@ from nitro_cli.programs.store import open_store, settings
 from nitro_cli.run import acceptance
 from nitro_cli.run.acceptance import acceptance_check
 
-
 pytestmark = pytest.mark.usefixtures("own_store")
 
 

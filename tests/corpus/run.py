@@ -1,6 +1,6 @@
 """Changes to a small project, and what a program's key must make of each.
 
-    python tests/corpus/corpus.py [--only id,id] [--oracle] [--jobs 2] [--out results.json]
+    python tests/corpus/run.py [--only id,id] [--oracle] [--jobs 2] [--out results.json]
 
 ``base/`` is the project, a line of ``cases.jsonl`` a change to it: an edit of a file, another environment, or code that
 runs between two measurements. The verdict of a case says what may happen:
