@@ -8,8 +8,9 @@
 - ``console`` holds ``$ command`` lines and what they print. ``$ echo $?`` shows an exit code other than 0.
 - ``sh`` is a script that must succeed.
 
-Output is compared line by line. A line ``...`` stands for any lines; numbers with a decimal point, versions, times, run
-ids, numbers of epochs, checkpoints and defaults stand for any others, and which epochs are best is not compared.
+Output is compared line by line. A line ``...`` stands for any lines, and ``...`` at the end of one for any end; numbers
+with a decimal point, sizes, ages, versions, times, run ids, numbers of epochs, checkpoints and defaults stand for any
+others, and which epochs are best is not compared.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ FILE = re.compile(r"# ((?:experiments|presets|[a-z]+)/\w+\.(?:py|toml))\n")
 SHELL = set("|<>&;$*`(")
 LOOSE = [
     (re.compile(r"\x1b\[[0-9;]*[A-Za-z]"), ""),
+    (re.compile(r"\b\d+(\.\d+)? (B|kB|MB)\b"), "SIZE"),
+    (re.compile(r"\b(\d+ (s|min|h|d)|now)\b"), "AGE"),
+    (re.compile(r"\b[0-9a-f]{12}-[0-9a-f]{8}\b"), "KEY"),
+    (re.compile(r"/\S+/(store|\.cache/nitro)\b"), "STORE"),
     (re.compile(r"\b\d{8}-\d{6}-([\w.-]+)-[0-9a-f]{4}\b"), r"RUN-\1"),
     (re.compile(r"\b\d+\.\d+\.\d+(\.\d+)?\b"), "VERSION"),
     (re.compile(r"\b\d+:\d\d:\d\d\b"), "TIME"),
@@ -112,8 +117,14 @@ def same_output(expected: list[str], actual: list[str]) -> bool:
     """Whether ``actual`` is what ``expected`` shows; a line ``...`` stands for any lines."""
     want = [line for line in map(loosened, expected) if line]
     have = [line for line in map(loosened, actual) if line]
-    pattern = "".join("(?:.*\n)*?" if line == "..." else re.escape(line) + "\n" for line in want)
+    pattern = "".join(map(_pattern, want))
     return re.fullmatch(pattern, "".join(line + "\n" for line in have)) is not None
+
+
+def _pattern(line: str) -> str:
+    if line == "...":
+        return "(?:.*\n)*?"
+    return (re.escape(line[:-3]) + ".*\n") if line.endswith("...") else re.escape(line) + "\n"
 
 
 def loosened(line: str) -> str:
