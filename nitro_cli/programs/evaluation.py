@@ -23,7 +23,7 @@ from nitro_cli.programs.training import SEED
 
 def evaluation_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], model_content: Any) -> Request:
     """What the evaluation program depends on: ``forward`` and the model, at the padded batch shapes."""
-    code = fingerprint(recipe.owner, forward=recipe.hooks["forward"], model=model_content)
+    code = fingerprint(recipe.experiment, forward=recipe.hooks["forward"], model=model_content)
     arguments = recipe.described()
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}
     return Request("evaluation", code, arguments, recipe.settings() | {"train": "False"}, recipe.fields, recipe.name)
@@ -62,7 +62,7 @@ def metric_request(
     recipe: Recipe, hook: str, outputs: Leaves, batch: Mapping[str, jax.ShapeDtypeStruct], rows: int
 ) -> Request:
     """What a device-resident metric depends on: its own hook, and nothing of ``forward`` but the outputs' shapes."""
-    code = fingerprint(recipe.owner, **{hook: recipe.hooks[hook]})
+    code = fingerprint(recipe.experiment, **{hook: recipe.hooks[hook]})
     arguments = outputs.described("outputs") | recipe.device.described("device")
     arguments["outputs"] = structure_text(outputs.structure)
     arguments |= {f"batch.{name}": spec_text(spec) for name, spec in batch.items()}

@@ -46,13 +46,14 @@ class Fingerprint:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def fingerprint(owner: type | None = None, /, **roots: Any) -> Fingerprint:
-    """Walk from ``roots``. ``owner`` is the experiment class: methods and class constants that code names on it
-    are looked up there."""
+def fingerprint(owner: Any = None, /, **roots: Any) -> Fingerprint:
+    """Walk from ``roots``. ``owner`` is the experiment or its class: methods and class constants that code names on it
+    are looked up there. Of an experiment, GraphConst fields that code names count as far as they hold code; their
+    values are for ``Request.fields``, since only the trace shows which of them are read."""
     return _walked(owner, roots)[0]
 
 
-def _walked(owner: type | None, roots: dict[str, Any]) -> tuple[Fingerprint, Watch]:
+def _walked(owner: Any, roots: dict[str, Any]) -> tuple[Fingerprint, Watch]:
     walk = Walk(owner)
     walk.run(roots)
     found = Fingerprint(
@@ -69,7 +70,7 @@ def _walked(owner: type | None, roots: dict[str, Any]) -> tuple[Fingerprint, Wat
 class Recheck:
     """A fingerprint that is taken again only when something it was taken from is no longer the same object."""
 
-    def __init__(self, owner: type | None = None, /, **roots: Any) -> None:
+    def __init__(self, owner: Any = None, /, **roots: Any) -> None:
         self._owner = owner
         self._roots = roots
         self.fingerprint, self._watch = _walked(owner, roots)

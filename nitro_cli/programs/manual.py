@@ -31,7 +31,7 @@ def step_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], mode
     """What the step program for batches of these shapes depends on."""
     found = _optimizers(recipe)
     roots = {f"optimizer {path}": (rule.factory, dict(rule.fixed)) for path, rule in found.rules.items()}
-    code = fingerprint(recipe.owner, train_step=recipe.hooks["train_step"], model=model_content, **roots)
+    code = fingerprint(recipe.experiment, train_step=recipe.hooks["train_step"], model=model_content, **roots)
     arguments = (
         recipe.described() | found.leaves.described("opt_state") | {"opt_state": structure_text(found.leaves.structure)}
     )

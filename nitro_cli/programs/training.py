@@ -59,7 +59,7 @@ def gradient_request(recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct], 
         "accum": "1" if recipe.accum == 1 else "more than 1",
         "train_metrics": recipe.residency["train_metrics"] if recipe.hooks.get("train_metrics") else "none",
     }
-    return Request("gradient", fingerprint(recipe.owner, **roots), arguments, settings, recipe.fields, recipe.name)
+    return Request("gradient", fingerprint(recipe.experiment, **roots), arguments, settings, recipe.fields, recipe.name)
 
 
 def build_gradient(request: Request, recipe: Recipe, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
@@ -189,7 +189,7 @@ def optimizer_request(recipe: Recipe) -> Request:
         "no_decay": " ".join(path for path, no in zip(recipe.params.paths, plan.no_decay, strict=True) if no),
     }
     return Request(
-        "optimizer", fingerprint(recipe.owner, **roots), recipe.described(), settings, recipe.fields, recipe.name
+        "optimizer", fingerprint(recipe.experiment, **roots), recipe.described(), settings, recipe.fields, recipe.name
     )
 
 

@@ -13,9 +13,12 @@ import functools
 import inspect
 import os
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nitro_cli.experiment.markers import Marker
+from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.programs import atoms, libraries
 from nitro_cli.programs import parts as objects
 from nitro_cli.programs.atoms import atom, name_of
@@ -61,14 +64,16 @@ _KEPT: dict[int, tuple[int, Any]] = {}
 
 
 class Walk:
-    def __init__(self, owner: type | None) -> None:
+    def __init__(self, owner: Any) -> None:
         self.entries: dict[str, str] = {}
         self.places: dict[str, str] = {}
         self.refusals: dict[str, None] = {}
         self.codes: set[types.CodeType] = set()
         self.libraries: set[str] = set()
         self.watch = Watch()
-        self._owner = owner
+        self._owner: type | None = owner if isinstance(owner, type) or owner is None else type(owner)
+        self._experiment = None if isinstance(owner, type) else owner
+        self._fields = _fields(self._owner, self._experiment)
         self._queue: collections.deque[tuple[str, Any, bool]] = collections.deque()
         self._seen: dict[int, tuple[str, Any]] = {}
         self._spaces: dict[int, str] = {}
@@ -343,15 +348,25 @@ class Walk:
         """What ``self.name`` means on the experiment class, where it is no field: a method or a class constant; and,
         for code that says ``super()``, what ``name`` means on every class behind the first."""
         owner = self._owner
+        self._on_field(name)
         for base in owner.__mro__ if owner is not None else ():
             if name not in vars(base) or name in _CLASS_NOISE:
                 continue
             value = vars(base)[name]
             described = isinstance(value, types.MemberDescriptorType)  # a slot, that is a field of a dataclass
-            if is_user_class(base) and not described and name not in _fields(owner):
+            if is_user_class(base) and not described and name not in self._fields:
                 self.visit(f"{base.__module__}.{base.__qualname__}.{name}", value)
             if not inherited:
                 return
+
+    def _on_field(self, name: str) -> None:
+        """A field of the experiment whose value is baked into programs, where that is more than plain values."""
+        info = self._fields.get(name)
+        if self._experiment is None or getattr(info, "marker", None) is not Marker.GRAPHCONST:
+            return
+        value = getattr(self._experiment, name)
+        if _holds_code(value):
+            self.visit(f"{name_of(type(self._experiment))}.{name}", value)
 
     # Classes
 
@@ -415,8 +430,20 @@ class Walk:
                 self.visit(f"{found.holder}.{found.name}", found.function)
 
 
-def _fields(cls: Any) -> Any:
-    return getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", ())
+def _fields(cls: Any, experiment: Any) -> Mapping[str, Any]:
+    """The fields of an experiment's class. Only of an experiment itself it is sure that it is declared as one."""
+    if experiment is not None:
+        return config_metadata(cls)
+    return getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {})
+
+
+def _holds_code(value: Any) -> bool:
+    """Whether a value is, or holds, a function or an object with methods of its own."""
+    if type(value) in (list, tuple, set, frozenset):
+        return any(map(_holds_code, value))
+    if type(value) is dict:
+        return any(map(_holds_code, value.values()))
+    return atom(value) is None
 
 
 def _kind(value: Any) -> str:

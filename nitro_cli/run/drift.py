@@ -23,9 +23,10 @@ class Drift:
 
     def __init__(self, recipe: Recipe, model_content: Any) -> None:
         self._cls = recipe.owner
+        self._experiment = recipe.experiment
         self._hooks = _hooks(self._cls)
         self._model = model_content
-        self._look = Recheck(self._cls, **self._hooks, model=model_content)
+        self._look = Recheck(self._experiment, **self._hooks, model=model_content)
         self._at_construction = self._look.fingerprint.entries
 
     def check(self) -> list[str]:
@@ -48,7 +49,7 @@ class Drift:
         if all(hooks.get(name) is self._hooks.get(name) for name in WATCHED):
             return not self._look.unchanged()
         before, self._hooks = self._look.fingerprint, hooks
-        self._look = Recheck(self._cls, **hooks, model=self._model)
+        self._look = Recheck(self._experiment, **hooks, model=self._model)
         return before.entries != self._look.fingerprint.entries
 
 

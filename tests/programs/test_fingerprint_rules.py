@@ -439,6 +439,40 @@ def test_a_computed_name_may_mean_anything_of_an_experiment(load):
     assert fingerprint(one, f=one.f).digest() != fingerprint(other, f=other.f).digest()
 
 
+FIELD = """
+    from nitro_cli import Experiment, GraphConst
+
+    def helper(x): return x * {}
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        width: int = 1
+
+        def shaped(self, x): return x + {}
+
+    class E(Experiment):
+        act: GraphConst[typing.Any] = helper
+        config: GraphConst[Config] = Config()
+        sizes: GraphConst[tuple[int, ...]] = (1, {})
+
+        def f(self, x): return self.act(x) + self.config.shaped(x) + self.sizes[1]
+
+        def g(self, x): return x
+    """
+
+
+@pytest.mark.parametrize(("changed", "counts"), [((2, 1, 1), True), ((1, 2, 1), True), ((1, 1, 2), False)])
+def test_code_that_a_field_holds_counts_where_code_names_the_field(load, changed, counts):
+    def digests(numbers):
+        E = load(FIELD.format(*numbers)).E
+        return [fingerprint(E(), f=function).digest() for function in (E.f, E.g)]
+
+    one, again, other = digests((1, 1, 1)), digests((1, 1, 1)), digests(changed)
+    assert one == again
+    assert (one[0] != other[0]) is counts
+    assert one[1] == other[1]
+
+
 def test_two_classes_of_one_name_are_two(load):
     source = "def make(k):\n  class A:\n    def m(self): return self.k * {}\n  a = A()\n  a.k = k\n  return a\n"
     source += "K = [make(1), make(2)]\ndef f(x): return K"
