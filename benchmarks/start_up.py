@@ -68,7 +68,7 @@ class Bench:
         *times, lines = _timed(words, self.project, {"NITRO_CACHE_DIR": str(self.cache)}, '"event": "first_step"')
         events = [json.loads(line) for line in lines]
         parameters = next(event["model"]["parameters"] for event in events if event["event"] == "binding")
-        return Start(*times, parameters, sum(event["event"] == "compile" for event in events))
+        return Start(*times, parameters, sum(event.get("origin") == "compiled" for event in events))
 
     def by_hand(self) -> Start:
         """The script, with jax's own cache told to keep everything."""

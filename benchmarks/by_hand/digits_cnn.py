@@ -1,10 +1,12 @@
 """experiments/digits_cnn.py as a script by hand, up to the first step: jit, donation, nothing else."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import jax
 import numpy as np
 import optax
 from flax import nnx
-from sklearn.datasets import load_digits
 
 
 class CNN(nnx.Module):
@@ -24,9 +26,9 @@ class CNN(nnx.Module):
         return self.head(self.dropout(x.reshape(len(x), -1)))
 
 
-digits = load_digits()
-image = (digits.images[..., None] / 16.0).astype(np.float32)
-label = digits.target.astype(np.int32)
+file = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+image, label = table[:, :-1].reshape(-1, 8, 8, 1) / 16.0, table[:, -1].astype(np.int32)
 train, val, test = np.split(np.random.default_rng(0).permutation(len(image)), [1257, 1527])
 
 tx = optax.adamw(1e-3, weight_decay=1e-4)

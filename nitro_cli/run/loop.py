@@ -53,6 +53,7 @@ class EpochLoop:
         self.program = self._program_for([self.schema[name] for name in self.fields])
         self.calls = self.calls_earlier = 0  # of the current program, and of those before it in this epoch
         self.rows: list[Any] = []
+        self.next_fetch = 0.0
         self.host_rows: list[dict[str, float]] = []
         self.host_rows_per_step = 1
         self.data_wait_frac = 0.0
@@ -86,6 +87,7 @@ class EpochLoop:
         state = self.nitro.state
         source = self.nitro.setup.splits["train"]
         started = time.perf_counter()
+        self.next_fetch = 0.0  # the first step is looked at once it is called
         try:
             with open_stream(
                 "train", source, epoch=state.epoch, skip=state.position, prepare=self.prepare, check=self.check
@@ -101,6 +103,17 @@ class EpochLoop:
         elapsed = time.perf_counter() - started
         self.data_wait_frac = wait / elapsed if elapsed > 0 else 0.0
         return complete
+
+    def keep_up(self, *held: Any) -> None:
+        """After a step that left the state ``held``: from time to time look at the rows that are ready, and wait where
+        the device is far behind."""
+        rows = self.rows
+        if time.perf_counter() >= self.next_fetch:
+            self.nitro.state.hold(*held)
+            self.fetch()
+            self.next_fetch = time.perf_counter() + FETCH_SECONDS
+        elif len(rows) % AHEAD == 0:
+            rows[-AHEAD // 2].block_until_ready()
 
     def fetch(self, everything: bool = False) -> None:
         """Take the rows that are ready (or wait for all): log them, add them up, and look for a loss that is no number.
@@ -211,7 +224,6 @@ class AutomaticLoop(EpochLoop):
         params, model_state, opt_state = state.params, state.state, state.opt_state
         schedules, step = self.nitro.setup.schedules, state.step
         self.calls = self.calls_update = self.calls_earlier = 0
-        next_fetch = 0.0  # the first step is looked at once it is called
         rows, gradient = self.rows, self.program.run
         last = len(self.nitro.setup.splits["train"]) - 1
         try:
@@ -233,12 +245,7 @@ class AutomaticLoop(EpochLoop):
                 )
                 rows.append(row)
                 self.calls += 1
-                if time.perf_counter() >= next_fetch:
-                    state.hold(params, model_state, opt_state, clock, average)
-                    self.fetch()
-                    next_fetch = time.perf_counter() + FETCH_SECONDS
-                elif len(rows) % AHEAD == 0:
-                    rows[-AHEAD // 2].block_until_ready()
+                self.keep_up(params, model_state, opt_state, clock, average)
                 if self.stopping():
                     return index == last
         finally:
@@ -255,7 +262,6 @@ class AutomaticLoop(EpochLoop):
         update = self.update.run
         self.calls = self.calls_update = 0
         pending = self.nitro.empty_pending(len(self.program.found["columns"]))
-        next_fetch = 0.0
         micro, last = 0, len(self.nitro.setup.splits["train"]) - 1
         for index, (arrays, fields) in stream:
             if schedules and micro == 0:
@@ -284,11 +290,7 @@ class AutomaticLoop(EpochLoop):
             state.hold(*held)
             self.calls_update += 1
             self.rows.append(row)
-            if time.perf_counter() >= next_fetch:
-                self.fetch()
-                next_fetch = time.perf_counter() + FETCH_SECONDS
-            elif len(self.rows) % AHEAD == 0:
-                self.rows[-AHEAD // 2].block_until_ready()
+            self.keep_up(*held)
             if self.stopping():
                 return index == last
         return True

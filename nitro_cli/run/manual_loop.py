@@ -5,7 +5,6 @@ Data, log rows, divergence, stops and everything around an epoch are those of th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from nitro_cli.data.prefetch import Stream
 from nitro_cli.errors import ExperimentError
 from nitro_cli.programs.cache import Program
-from nitro_cli.run.loop import AHEAD, FETCH_SECONDS, EpochLoop
+from nitro_cli.run.loop import EpochLoop
 from nitro_cli.suggest import listed
 
 
@@ -37,7 +36,6 @@ class ManualLoop(EpochLoop):
         schedules, step = nitro.setup.schedules, state.step
         last = len(nitro.setup.splits["train"]) - 1
         self.calls = 0
-        next_fetch = 0.0  # the first step is looked at once it is called
         rows, program = self.rows, self.program.run
         try:
             for index, batches, fields in self._groups(stream):
@@ -55,12 +53,7 @@ class ManualLoop(EpochLoop):
                 self.calls += 1
                 if self.host_metrics:
                     self.on_host(stats[0], fields)
-                if time.perf_counter() >= next_fetch:
-                    state.hold(params, model_state, opt_state, clock, [])
-                    self.fetch()
-                    next_fetch = time.perf_counter() + FETCH_SECONDS
-                elif len(rows) % AHEAD == 0:
-                    rows[-AHEAD // 2].block_until_ready()
+                self.keep_up(params, model_state, opt_state, clock, [])
                 if self.stopping():
                     return index == last
         finally:

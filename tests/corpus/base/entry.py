@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 # PRE-IMPORT (configuration set before the user's modules load)
 
-from exp import dynamic, held, nnx_model, ops
+from exp import dynamic, nnx_model, ops
 from exp.train import Experiment
 from flax import nnx
 
@@ -49,8 +49,11 @@ def build(wanted=None):
     one = jax.ShapeDtypeStruct((3,), jnp.float32)
     for name, fn in dynamic.DYNAMIC.items():
         programs["dyn_" + name] = Program(fn, (one,))
-    programs["held_c"] = Program(held.held_c, (one,))
-    programs["held"] = Program(held.held, (one,))
+    if wanted is None or {"held", "held_c"} & set(wanted):
+        from exp import held
+
+        programs["held_c"] = Program(held.held_c, (one,))
+        programs["held"] = Program(held.held, (one,))
     # POST-BUILD (run-time changes)
     return programs
 

@@ -1,0 +1,3 @@
+"""Helpers of the experiments."""
+
+from toolbox.layers import squash as squash

@@ -1,0 +1,79 @@
+"""What an edit must compile anew, and what it must not: nitro's own experiment form, in a fresh process per edit.
+
+Each case runs with verification on: every program that is loaded is traced as well, and must be the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import edits
+import pytest
+from forks import Forks
+
+PROJECT = Path(__file__).with_name("project")
+WITHOUT = shutil.ignore_patterns("__pycache__", "runs")
+
+
+@pytest.fixture(scope="module")
+def forks():
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def filled(forks, tmp_path_factory):
+    """``filled(case)``: the store that the run before the edit has left behind."""
+    stores: dict[str, Path] = {}
+
+    def fill(case: edits.Case) -> Path:
+        key = f"{case.experiment} {sorted(case.first.items())}"
+        if key not in stores:
+            folder = tmp_path_factory.mktemp("first")
+            shutil.copytree(PROJECT, folder / "project", ignore=WITHOUT)
+            forks.run(**job(case, folder, fields=dict(case.first)))
+            stores[key] = folder / "store"
+        return stores[key]
+
+    return fill
+
+
+def job(case: edits.Case, folder: Path, **facts: Any) -> dict[str, Any]:
+    (folder / "runs").mkdir(exist_ok=True)
+    places = {"project": folder / "project", "store": folder / "store", "runs": folder / "runs"}
+    return {"experiment": case.experiment} | places | facts
+
+
+def second(case: edits.Case, folder: Path) -> dict[str, Any]:
+    """The job of the run after the edit."""
+    fields = {**case.first, **case.fields}
+    around = {"environment": dict(case.environment), "before": case.before, "after": case.after}
+    return job(case, folder, fields=fields, preset=case.preset, verify=True, **around)
+
+
+def edited(case: edits.Case, folder: Path) -> None:
+    shutil.copytree(PROJECT, folder / "project", ignore=WITHOUT)
+    for name, before, after in case.edits:
+        file = folder / "project" / name
+        text = file.read_text()
+        assert text.count(before) == 1, f"{before!r} occurs {text.count(before)} times in {name}"
+        file.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize("case", edits.CASES, ids=lambda case: case.name)
+def test_an_edit_compiles_what_it_changes(case, forks, filled, tmp_path):
+    shutil.copytree(filled(case), tmp_path / "store")
+    edited(case, tmp_path)
+    programs = {p["program"]: p for p in forks.run(**second(case, tmp_path))["programs"]}
+    loaded = {name for name, program in programs.items() if program["origin"] == "loaded"}
+    misses = set(case.misses.split()) | set(case.refused.split())
+    assert not loaded & misses
+    assert programs.keys() - loaded - misses - set(case.may.split()) == set(), [p["why"] for p in programs.values()]
+    if case.refused:
+        again = {p["program"]: p for p in forks.run(**second(case, tmp_path))["programs"]}
+        for name in case.refused.split():
+            assert again[name]["origin"] != "loaded"
+            assert again[name]["kept_out"]
