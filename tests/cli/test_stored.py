@@ -410,7 +410,8 @@ def test_a_stored_program_that_is_another_one_ends_the_command(there, nitro, emp
     assert store is not None
     for row in store.listed():
         if row.entry.program == "evaluation":
-            store.keep(store_module.replace(row.entry, lowered="another"), None)
+            payload, name = store.executable(row.entry.executable), "f" * 64
+            store.keep(store_module.replace(row.entry, lowered=name, executable=name), payload)
     result = nitro("validate", "myexp", "--verify-cache")
     assert (result.code, result.out) == (1, "")
     assert re.search("^error: the stored program MyExp/evaluation/[^ ]+ is not what its code", result.err, re.MULTILINE)
