@@ -341,6 +341,7 @@ def test_entries_that_are_gone(there, nitro, snapshot):
     result = nitro("cache-stats", "--explain", first, second)
     assert result.code == 1
     assert tidy(result.out, there) == snapshot
+    assert "gradient\tequal" in nitro("cache-stats", "--explain", first, first).out  # a name says that much
 
 
 def test_runs_without_a_store_cannot_be_explained(there, nitro):

@@ -42,7 +42,7 @@ LOOSE = [
     (re.compile(r"\b(\d+ (s|min|h|d)|now)\b"), "AGE"),
     (re.compile(r"\b[0-9a-f]{12}-[0-9a-f]{8}\b"), "KEY"),
     (re.compile(r"\b\d+ (entries|files|of them kept|times)\b"), r"N \1"),
-    (re.compile(r"/\S+/(store|\.cache/nitro)\b"), "STORE"),
+    (re.compile(r"(~|/\S+)/(store|\.cache/nitro)\b"), "STORE"),
     (re.compile(r"\b\d{8}-\d{6}-([\w.-]+)-[0-9a-f]{4}\b"), r"RUN-\1"),
     (re.compile(r"\b\d+\.\d+\.\d+(\.\d+)?\b"), "VERSION"),
     (re.compile(r"\b\d+:\d\d:\d\d\b"), "TIME"),
