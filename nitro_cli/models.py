@@ -8,7 +8,7 @@ every operation by itself and takes seconds.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -155,31 +155,9 @@ def _apply_linen(model: Any, ps: Any, st: Any, inputs: Any, train: bool, rng: An
 
 
 def model_content(model: Any) -> Any:
-    """The model as plain values, for the program key: what decides the graph, without names of instances.
-
-    A linen module is its class and its fields (flax gives every instance a serial number besides); an ``NnxModel`` is
-    its graph definition, node by node. Anything else is returned as it is.
-    """
-    if isinstance(model, NnxModel):
-        return _graphdef_content(model.graphdef)
-    if _is_linen(model):
-        named = [f.name for f in fields(model) if f.name not in ("parent", "name")]
-        return (type(model), *((name, model_content(getattr(model, name))) for name in named))
+    """The model as a fingerprint looks at it: of an ``NnxModel`` the definition, since its arrays are arguments."""
     if type(model) in (list, tuple):
-        return type(model)(model_content(part) for part in model)
+        return type(model)(map(model_content, model))
     if type(model) is dict:
         return {key: model_content(part) for key, part in model.items()}
-    return model
-
-
-def _is_linen(model: Any) -> bool:
-    return is_dataclass(model) and any(
-        base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in type(model).__mro__
-    )
-
-
-def _graphdef_content(graphdef: Any) -> Any:
-    nodes = tuple((str(node.type), node.index, str(getattr(node, "metadata", ""))) for node in graphdef.nodes)
-    classes = tuple(node.type for node in graphdef.nodes if isinstance(node.type, type))
-    attributes = tuple((name, getattr(attribute, "value", None)) for name, attribute in graphdef.attributes)
-    return nodes, classes, attributes
+    return model.graphdef if isinstance(model, NnxModel) else model

@@ -10,7 +10,7 @@ import hashlib
 import re
 import sys
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,14 @@ _BUILT_IN = (
     types.MethodWrapperType,
     types.GetSetDescriptorType,
 )
+
+
+class Parts(NamedTuple):
+    """An object that has parts: ``text`` for the object itself; ``children`` as pairs of a suffix to its name and an
+    object. The suffix " is a" marks its class."""
+
+    text: str
+    children: list[tuple[str, Any]]
 
 
 def atom(value: Any) -> str | None:

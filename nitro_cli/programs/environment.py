@@ -15,7 +15,8 @@ from typing import Any
 
 import jax
 
-from nitro_cli.programs.libraries import ALWAYS, library_digest
+from nitro_cli.programs.installed import library_digest
+from nitro_cli.programs.libraries import ALWAYS
 
 _VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

@@ -31,7 +31,7 @@ class Fingerprint:
 
     ``refusals`` say, for people, why another process must not take its program for this one: there is something that
     content does not decide. ``codes`` are all code objects of the user's that were walked, ``libraries`` the packages
-    whose content counts besides (see ``libraries.library_digest``). ``again`` takes the same fingerprint anew.
+    whose content counts besides (see ``installed.library_digest``). ``again`` takes the same fingerprint anew.
     """
 
     entries: dict[str, str]

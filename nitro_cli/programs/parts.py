@@ -18,24 +18,17 @@ import threading
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from nitro_cli.experiment.objects import attribute, visible_state
-from nitro_cli.programs import atoms
-from nitro_cli.programs.atoms import atom, built_in, digest, name_of
+from nitro_cli.programs import atoms, frameworks
+from nitro_cli.programs.atoms import Parts, atom, built_in, digest, name_of
 from nitro_cli.programs.libraries import is_user_module
 
 # A container of more atoms than this is one line.
 _MANY = 64
-
-
-class Parts(NamedTuple):
-    """``text`` for the object itself; ``children`` as pairs of a suffix to its name and an object."""
-
-    text: str
-    children: list[tuple[str, Any]]
 
 
 def describe(value: Any) -> Parts | None:
@@ -48,7 +41,7 @@ def describe(value: Any) -> Parts | None:
         return Parts(found[0], [] if found[1] is None else [(".__self__", found[1])])
     if typing.get_origin(value) is not None or kind.__module__ == "typing":
         return _typing(value)
-    return _from_jax(value) or _object(value)
+    return frameworks.describe(value) or _object(value)
 
 
 def _from_subclass(value: Any) -> Callable[[Any], Parts | None] | None:
@@ -234,71 +227,13 @@ def _enum(value: enum.Enum) -> Parts:
     return Parts(f"{atoms.enum_text(value)} {atom(value.value) or ''}".strip(), [(" is a", type(value))])
 
 
-# What jax and flax make
-
-
-def _from_jax(value: Any) -> Parts | None:
-    jax: Any = sys.modules.get("jax")
-    if jax is None:
-        return None
-    if isinstance(value, jax.Device):
-        return Parts(f"device {atoms.device_text(value)}", [])
-    if isinstance(value, jax.sharding.Mesh):
-        return Parts(atoms.mesh_text(value), [])
-    if isinstance(value, jax.sharding.PartitionSpec):
-        return Parts(atoms.spec_text(value), [])
-    if isinstance(value, jax.sharding.Sharding):
-        text = atoms.sharding_text(jax, value)
-        return None if text is None else Parts(text, [])
-    if isinstance(value, jax.tree_util.PyTreeDef):
-        return _structure(value)
-    if isinstance(value, (jax.core.Tracer, jax.Array)):
-        return None
-    return _jitted(value)
-
-
-def _structure(value: Any) -> Parts:
-    """A tree's structure node by node: its text would show addresses."""
-    data = value.node_data()
-    children = [(f"/{index}", child) for index, child in enumerate(value.children())]
-    if data is None:
-        return Parts("tree leaf" if value.num_leaves else "tree None", children)
-    return Parts("tree node", [(" is a", data[0]), (" holds", data[1]), *children])
-
-
-def _jitted(value: Any) -> Parts | None:
-    """A function under ``jax.jit``: the function, and the options that decide what is compiled."""
-    if type(value).__name__ != "PjitFunction" or type(value).__module__ != "jaxlib._jax":
-        return None
-    info = value._jit_info
-    said = "fun_sourceinfo", "fun_signature"  # file and line; the function itself is looked at
-    options = {name: getattr(info, name) for name in info._fields if name not in said}
-    plain = {name: atom(option) for name, option in options.items()}
-    text = digest(repr(sorted((name, text) for name, text in plain.items() if text is not None)))
-    others = [(f".{name}", option) for name, option in options.items() if plain[name] is None]
-    return Parts(f"jit {text}", [(".__wrapped__", value.__wrapped__), *others])
-
-
-# Attributes that flax keeps for itself: serial numbers, the trace that an object was made under, what it is doing.
-_FLAX_NOISE = {
-    "flax.linen.module": ("parent", "_parent_ref", "_id", "_state", "scope"),
-    "flax.nnx.pytreelib": ("_pytree__state",),
-    "flax.nnx.object": ("_object__state",),
-    "flax.nnx.variablelib": ("_trace_state",),
-}
-
-
-def noise(cls: type) -> set[str]:
-    return {name for base in cls.__mro__ for name in _FLAX_NOISE.get(base.__module__, ())}
-
-
 def _object(value: Any) -> Parts | None:
     """Any other object, where Python sees its whole state."""
     kind = type(value)
     state = visible_state(value)
     if state is None:
         return None
-    unwanted = noise(kind)
+    unwanted = frameworks.noise(kind)
     for name in ("__pydantic_private__", "__pydantic_extra__"):
         state |= attribute(value, name) or {}
     names = sorted(name for name in state if name not in unwanted and not name.startswith("__pydantic"))
@@ -310,7 +245,7 @@ def class_facts(cls: type) -> Iterator[tuple[str, Any]]:
     if issubclass(cls, enum.Enum):
         yield " members", {name: member.value for name, member in cls.__members__.items()}
     if "__dataclass_fields__" in vars(cls):
-        unwanted = noise(cls)
+        unwanted = frameworks.noise(cls)
         listed = [f for f in dataclasses.fields(cast(Any, cls)) if f.name not in unwanted]
         yield " fields", tuple((f.name, f.init, f.kw_only is True, f.compare) for f in listed)
         yield " options", repr(getattr(cls, "__dataclass_params__", None))
@@ -319,48 +254,11 @@ def class_facts(cls: type) -> Iterator[tuple[str, Any]]:
         yield from ((f".{f.name} metadata", dict(f.metadata)) for f in listed if f.metadata)
     for name, info in vars(cls).get("__pydantic_fields__", {}).items():
         yield f".{name} default", info.default_factory if info.default_factory is not None else _default(info)
-    yield from _registered(cls)
+    yield from frameworks.registered(cls)
 
 
 def _default(info: Any) -> Any:
     return "required" if info.is_required() else info.default
-
-
-def _registered(cls: type) -> Iterator[tuple[str, Any]]:
-    """Functions that jax knows for a class, which no code names."""
-    trees: Any = sys.modules.get("jax._src.tree_util")
-    for registry in ("_registry", "_registry_with_keypaths"):
-        entry = getattr(trees, registry, {}).get(cls)
-        for name in getattr(entry, "_fields", ()) or getattr(entry, "__dict__", ()):
-            yield f" pytree {name}", getattr(entry, name)
-
-
-def primitive_rules(value: Any) -> Iterator[tuple[str, Any]]:
-    """Rules that are registered for a primitive of the user's."""
-    for module, names in _RULES.items():
-        for name in names:
-            table = getattr(sys.modules.get(module), name, None)
-            if isinstance(table, dict):
-                rule = table.get(value)
-                if rule is not None:
-                    yield f" {name}", rule
-    lowerings = getattr(sys.modules.get("jax._src.interpreters.mlir"), "_platform_specific_lowerings", {})
-    for platform, table in sorted(lowerings.items()):
-        if value in table:
-            yield f" lowering {platform}", table[value]
-
-
-_RULES = {
-    "jax._src.interpreters.ad": ("primitive_jvps", "primitive_transposes", "primitive_linearizations"),
-    "jax._src.interpreters.batching": ("primitive_batchers", "fancy_primitive_batchers"),
-    "jax._src.interpreters.mlir": ("_lowerings",),
-    "jax._src.interpreters.partial_eval": ("custom_partial_eval_rules", "call_partial_eval_rules"),
-}
-
-
-def is_primitive(value: Any) -> bool:
-    core: Any = sys.modules.get("jax._src.core")
-    return core is not None and isinstance(value, core.Primitive)
 
 
 _LOCKS = tuple({type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event})

@@ -19,7 +19,7 @@ from typing import Any
 
 from nitro_cli.experiment.markers import Marker
 from nitro_cli.experiment.traits import config_metadata
-from nitro_cli.programs import atoms, libraries
+from nitro_cli.programs import atoms, frameworks, libraries
 from nitro_cli.programs import parts as objects
 from nitro_cli.programs.atoms import atom, name_of
 from nitro_cli.programs.code import Scan, scan
@@ -189,8 +189,8 @@ class Walk:
                 self._type_of(node, child)
             else:
                 self.visit(node + suffix, child)
-        if objects.is_primitive(value):
-            for suffix, child in objects.primitive_rules(value):
+        if frameworks.is_primitive(value):
+            for suffix, child in frameworks.primitive_rules(value):
                 self.visit(node + suffix, child)
 
     def _type_of(self, node: str, cls: type) -> None:
@@ -379,9 +379,9 @@ class Walk:
         for suffix, value in objects.class_facts(cls):
             self.visit(node + suffix, value)
         made_of_fields = "__dataclass_fields__" in vars(cls) or issubclass(cls, tuple)
-        unwanted = _CLASS_NOISE | objects.noise(cls)
+        unwanted = _CLASS_NOISE | frameworks.noise(cls)
         for name, value in sorted(vars(cls).items()):
-            if name in unwanted or name.startswith(("__dataclass", "__pydantic", "_abc")):
+            if name in unwanted or name.startswith(("__dataclass", "__pydantic", "__nitro", "_abc")):
                 continue
             if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)) or _is_inherited(cls, name):
                 continue

@@ -110,7 +110,8 @@ def judge(case: Mapping[str, Any], base: Any, got: Any) -> dict[str, Any]:
         found["result"] = "WRONG HIT"
     elif case["verdict"] == "hit" and outcome != "hit":
         found["result"] = "imprecise"
-    if case.get("oracle") is None and x["graph"] and (case["verdict"] == "miss") != changed:
+    unexpected = not changed if case["verdict"] == "miss" else changed and case["verdict"] != "refuse"
+    if case.get("oracle") is None and x["graph"] and unexpected:
         found["verdict"] = f"the graph {'changed' if changed else 'did not change'}: is the verdict right?"
     found["others"] = {
         name: _other(before[name], after[name]) for name in before if name != case["program"] and name in after
