@@ -67,8 +67,8 @@ class _Job:
     linked: dict[str, Any] | None
     store: Store | None
 
-    def lowered(self, again: bool = False) -> Lowered:
-        return lower(self.request, self.function, self.arguments, self.donate, self.options, again)
+    def lowered(self) -> Lowered:
+        return lower(self.request, self.function, self.arguments, self.donate, self.options)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         return self.store.alone(self.request.digest) if self.store is not None else contextlib.nullcontext()
@@ -222,7 +222,7 @@ class _Job:
         try:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                second = self.lowered(again=True)
+                second = self.lowered()
         except Exception as error:  # whatever a hook raises that cannot be called twice
             return [f"a second trace failed ({type(error).__name__}: {error})"]
         return [] if second.text == first.text else ["a second trace gave another program"]

@@ -20,8 +20,11 @@ from nitro_cli.programs.libraries import ALWAYS
 
 _VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-# Settings of jax that say how it reports or stores, and change no program.
-_SILENT = ("log", "cache", "traceback", "dump", "explain", "profil", "check_", "transfer_guard", "compiler_detailed")
+# Settings of jax that say how it reports or stores, or how it comes to the device that is named here anyway.
+_SILENT = (
+    *("log", "cache", "traceback", "dump", "explain", "profil", "check_", "transfer_guard", "compiler_detailed"),
+    *("pprint", "jax_platform"),
+)
 _TRACED = ("programs/*.py", "optim/*.py", "experiment/*.py", "metrics/*.py", "data/*.py", "*.py")
 
 

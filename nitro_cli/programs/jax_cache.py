@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -81,9 +82,8 @@ def _whole(path: Path) -> bool:
 
 
 def _unpacks_zstandard(data: bytes) -> bool:
-    try:
-        import zstandard  # type: ignore[import-not-found]
-    except ImportError:
+    zstandard = sys.modules.get("zstandard")  # jax has imported it where it is there
+    if zstandard is None:
         return True
     try:
         zstandard.ZstdDecompressor().decompress(data)

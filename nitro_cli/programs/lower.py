@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,11 @@ import jax
 
 from nitro_cli.programs.key import Request
 
-# jax keeps traces of inner functions by identity, and such a trace goes stale when a global that it read changes. The
-# value of a user context is part of the key of those caches: with the program's own digest as the value, every program
-# is traced anew and an unchanged one is not.
+# jax keeps traces of inner functions by identity. Such a trace goes stale when a global that it read changes, and who
+# looks for what a trace reads sees nothing of it. The value of a user context is part of the key of those caches: with
+# another value for each, every trace is a whole one.
 _trace_context = jax.make_user_context(default_value=None)
+_traces = itertools.count()
 _CALLBACKS = ("python_cpu_callback", "python_gpu_callback", "python_callback")
 
 
@@ -67,19 +69,12 @@ def lower(
     arguments: Sequence[Any],
     donate: tuple[int, ...],
     options: Mapping[str, Any],
-    again: bool,
 ) -> Lowered:
-    """``options`` are compiler options. ``again`` traces everything once more, past what jax remembers of the first
-    time."""
+    """Every call traces everything, past what jax remembers of earlier ones. ``options`` are compiler options."""
     function.__name__ = f"nitro_{request.program}"
-
-    def traced(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    traced.__name__ = function.__name__
-    with _trace_context(f"{request.digest} {sorted(request.fields.items())}{' again' if again else ''}"):
+    with _trace_context(next(_traces)):
         start = time.perf_counter()
-        jitted = jax.jit(traced if again else function, donate_argnums=donate, compiler_options=dict(options) or None)
+        jitted = jax.jit(function, donate_argnums=donate, compiler_options=dict(options) or None)
         jaxpr = jitted.trace(*arguments)
         after_trace = time.perf_counter()
         stages = jaxpr.lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,17 @@ if TYPE_CHECKING:
     from nitro_cli.programs.key import Request
 
 
+_LONG = 120  # characters from which on two texts are told by the words in which they differ
+_PAIR = re.compile(r"tuple \(str '(\w+)', (.*)\)")
+_GIVEN = re.compile(r"optimizer (\S+)\[1\]\['(\w+)'\]")
+_DIGEST = re.compile(r"(.*) [0-9a-f]{64}")
+_SCALAR = re.compile(r"array \w+\[\] (\S+)")
+
+
 @dataclass(frozen=True)
 class Known:
     """A program that was compiled before, in this process or another; ``reads`` are the GraphConst values that its
-    trace read."""
+    trace read. ``unused`` is why an equal one is compiled all the same."""
 
     code: Mapping[str, str]
     places: Mapping[str, str]
@@ -23,6 +31,7 @@ class Known:
     settings: Mapping[str, str]
     environment: Mapping[str, str]
     reads: Mapping[str, str]
+    unused: str = "an equal program was dropped"
 
     @classmethod
     def of_request(cls, request: Request, reads: Iterable[str]) -> Known:
@@ -32,19 +41,30 @@ class Known:
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Known:
-        return cls(entry.code, entry.places, entry.arguments, entry.settings, entry.environment, entry.reads)
+        parts = entry.code, entry.places, entry.arguments, entry.settings, entry.environment, entry.reads
+        return cls(*parts, _unused(entry))
+
+
+def _unused(entry: Entry) -> str:
+    if entry.poisoned:
+        return f"an equal program is marked as wrong: {entry.poisoned}"
+    if entry.kept_out:
+        return f"it is not kept: {entry.kept_out[0]}"
+    if settings.cold:
+        return "the store was not asked"
+    return "the executable of an equal program is gone or does not load here"
 
 
 def explain(request: Request, known: Iterable[Known]) -> str:
     """The differences from the nearest of ``known``; of equally near ones the first."""
-    candidates = [differences(old, request) for old in known]
+    candidates = [(differences(old, request), old) for old in known]
     if not candidates:
         return "first use"
-    nearest = min(candidates, key=len)
+    nearest, old = min(candidates, key=lambda candidate: len(candidate[0]))
     if not nearest:
-        return "nothing is looked up" if settings.cold else "an equal program was dropped"
+        return old.unused
     shown = "; ".join(nearest[:2])
-    return shown if len(nearest) <= 2 else f"{shown}; and {len(nearest) - 2} more differences"
+    return shown if len(nearest) <= 2 else f"{shown}; and {_more(len(nearest) - 2, 'difference')}"
 
 
 def differences(old: Known, request: Request) -> list[str]:
@@ -56,47 +76,108 @@ def between(old: Known, new: Known) -> list[str]:
     """What differs between two programs."""
     found = _code_differences(old, new)
     for name in _changed(dict(sorted(old.reads.items())), new.reads):
-        found.append(f"`{name}` {_plain(old.reads.get(name))} -> {_plain(new.reads.get(name))}")
-    for part in ("settings", "environment"):
-        before, now = getattr(old, part), getattr(new, part)
-        changed = _changed(before, now)
-        # a library whose version changed is said once, by that
-        changed = [name for name in changed if not (name.startswith("files of ") and name[9:] in changed)]
-        found += [_said(name, before.get(name), now.get(name)) for name in changed]
-    arguments = _changed(old.arguments, new.arguments)
-    if arguments:
-        name = arguments[0]
-        text = f"{name}: {old.arguments.get(name, 'none')} -> {new.arguments.get(name, 'none')}"
-        found.append(text + (f" (and {len(arguments) - 1} more arguments)" if len(arguments) > 1 else ""))
-    return found
-
-
-def _said(name: str, before: str | None, now: str | None) -> str:
-    """A setting that changed. A library is said by its version, unless only its files differ."""
-    name = name.removeprefix("files of ")
-    old, new = (before or "none").split(" "), (now or "none").split(" ")
-    if len(old[-1]) == len(new[-1]) == 64 and old[0] == new[0]:
-        return f"{name} {old[0]}: its files changed"
-    if len(old[-1]) == 64 or len(new[-1]) == 64:
-        return f"{name} {old[0]} -> {new[0]}"
-    return f"{name}: {before or 'none'} -> {now or 'none'}"
+        found.append(_value(f"`{name}`", old.reads.get(name), new.reads.get(name)))
+    found += _settings(old.settings, new.settings)
+    found += _environment(old.environment, new.environment)
+    return found + _arguments(old.arguments, new.arguments, causes=found)
 
 
 def _code_differences(old: Known, new: Known) -> list[str]:
+    """What changed, then what is new, then what is gone. With a body of code, what it names changes too: that is no
+    news."""
+    names = _changed(old.code, new.code)
+    changed = [name for name in names if name in old.code and name in new.code]
+    body = any(new.code[name].startswith("code ") for name in changed)
     found = []
-    for name in _changed(old.code, new.code):
-        before, now = old.code.get(name), new.code.get(name)
-        label = f"`{name.removeprefix('__main__.')}`"
-        place = new.places.get(name) or old.places.get(name)
-        if place:
-            label += f" in {place.rsplit(':', 1)[0]}"
-        if before is None or now is None:
-            found.append(f"{label} is {'new' if before is None else 'no longer used'}")
-        elif now.startswith("code ") or len(before) + len(now) > 120:
-            found.append(f"{label} changed")
+    for name in changed:
+        before, now = old.code[name], new.code[name]
+        pairs = _PAIR.fullmatch(before), _PAIR.fullmatch(now)
+        if pairs[0] and pairs[1] and pairs[0][1] == pairs[1][1]:  # a field of a model, as a name and a value
+            found.append(_value(f"`{pairs[0][1]}` of the model", pairs[0][2], pairs[1][2]))
+        elif now.startswith("code "):
+            found.append(f"{_label(name, old, new)} changed")
         else:
-            found.append(f"{label} {_plain(before)} -> {_plain(now)}")
+            found.append(_value(_label(name, old, new), before, now))
+    found += [] if body else [f"{_label(name, old, new)} is new" for name in names if name not in old.code]
+    found += [] if body else [f"{_label(name, old, new)} is no longer used" for name in names if name not in new.code]
     return found
+
+
+def _label(name: str, old: Known, new: Known) -> str:
+    given = _GIVEN.fullmatch(name)
+    if given:
+        group = "" if given[1] == "default" else f" of group {given[1]}"
+        return f"`{given[2]}` of the optimizer{group}"
+    place = new.places.get(name) or old.places.get(name)
+    return f"`{name.removeprefix('__main__.')}`" + (f" in {place.rsplit(':', 1)[0]}" if place else "")
+
+
+def _settings(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    names = _changed(old, new)
+    if "groups" in names:  # a text about every parameter
+        names = [name for name in names if name != "groups"] or ["groups"]
+    return [
+        "parameters are grouped otherwise" if name == "groups" else _named(name, old.get(name), new.get(name))
+        for name in names
+    ]
+
+
+def _environment(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    names = _changed(old, new)
+    if len(names) > 1:  # what follows from another difference
+        follow = {"jax trace context", *(f"files of {name}" for name in names)}
+        follow |= {"processor"} if "device" in names else set()
+        names = [name for name in names if name not in follow] or names
+    found = []
+    for name in names:
+        before, now = old.get(name), new.get(name)
+        if name in _IN_WORDS or name.startswith("files of "):
+            found.append(_IN_WORDS.get(name, f"the installed {name} changed"))
+        elif before and now and " " not in before + now and before[0].isdigit():  # a version
+            found.append(f"{name} {before} -> {now}")
+        else:
+            found.append(_named(name, before, now))
+    return found
+
+
+_IN_WORDS = {
+    "processor": "another processor",
+    "nitro": "nitro itself changed",
+    "jax trace context": "a setting of jax that holds for a while changed",
+}
+
+
+def _arguments(old: Mapping[str, str], new: Mapping[str, str], causes: list[str]) -> list[str]:
+    """The first argument that differs. How parameters lie in buffers is said where nothing else explains it."""
+    names = _changed(old, new)
+    shown = [name for name in names if not name.startswith("buffer ")]
+    if not shown:
+        apart = "parameters lie in other buffers: groups, weight decay or parameter_layout changed"
+        return [apart] if names and not causes else []
+    name = "row of the log" if shown[0] == "row" else shown[0]
+    text = _named(name, old.get(shown[0]), new.get(shown[0]))
+    return [f"{text} (and {_more(len(shown) - 1, 'argument')})" if len(shown) > 1 else text]
+
+
+def _named(name: str, before: str | None, now: str | None) -> str:
+    """``name: before -> now``; of long texts the words in which they differ."""
+    if before is None or now is None:
+        return f"{name} {now} is new" if before is None else f"{name} {before} is no longer there"
+    if len(before) + len(now) <= _LONG:
+        return f"{name}: {before or 'none'} -> {now or 'none'}"
+    come = [word for word in now.split() if word not in before.split()]
+    gone = [word for word in before.split() if word not in now.split()]
+    said = [f"now {' '.join(come)}"] if come else []
+    said += [f"no longer {' '.join(gone)}"] if gone else []
+    text = ", ".join(said)
+    return f"{name}: {text}" if text and len(text) <= 2 * _LONG else f"{name} changed"
+
+
+def _value(label: str, before: str | None, now: str | None) -> str:
+    plain = _plain(before), _plain(now)
+    if plain[0] == plain[1] or len(plain[0]) + len(plain[1]) > _LONG:
+        return f"{label} changed"
+    return f"{label} {plain[0]} -> {plain[1]}"
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -105,8 +186,15 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(text: str | None) -> str:
-    """``int 128`` as ``128``: the type tag is for the key, not for the reader."""
+    """``int 128`` as ``128``, and no digest behind a value: what is for the key is not for the reader."""
     if text is None:
         return "none"
+    digest, scalar = _DIGEST.fullmatch(text), _SCALAR.fullmatch(text)
+    if digest or scalar:
+        return digest[1] if digest else scalar[1]  # type: ignore[index]
     kind, _, value = text.partition(" ")
     return value if value and kind in ("bool", "int", "float", "str", "float32", "float64", "int32") else text
+
+
+def _more(count: int, what: str) -> str:
+    return f"{count} more {what}{'s' if count > 1 else ''}"

@@ -17,8 +17,10 @@ run here: nothing is read from a folder or file that another user owns or could 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import operator
 import os
 import re
 import stat
@@ -170,7 +172,7 @@ class Store:
             path = self.executables / entry.executable
             if not _write(path, _checksum(path.name, executable) + executable):
                 return False
-        return _write(self._path(entry), json.dumps(asdict(entry)).encode())
+        return _write(self._path(entry), _written(entry))
 
     def used(self, entry: Entry, seconds: float) -> None:
         """Note that an entry was loaded, in ``seconds``. Appended by one write, so that no process loses another's."""
@@ -188,7 +190,7 @@ class Store:
 
     def poison(self, entry: Entry, why: str) -> None:
         """Mark an entry so that it is never used again."""
-        _write(self._path(entry), json.dumps(asdict(replace(entry, poisoned=why))).encode())
+        _write(self._path(entry), _written(replace(entry, poisoned=why)))
 
     @contextlib.contextmanager
     def alone(self, key: str) -> Iterator[None]:
@@ -353,8 +355,12 @@ class Store:
         if data is None:
             return None
         try:
-            entry = Entry(**json.loads(data))
-        except (ValueError, TypeError):
+            facts = json.loads(data)
+            checksum = facts.pop("checksum", "")
+            entry = Entry(**facts)
+        except (ValueError, TypeError, AttributeError):
+            return None
+        if checksum != _checksum("entry", json.dumps(facts).encode()).hex():
             return None
         return entry if entry.format == FORMAT and entry.executable in ("", entry.lowered) else None
 
@@ -438,20 +444,23 @@ def _unsafe(root: Path) -> str:
 
 def _read(path: Path) -> bytes | None:
     """The content of a file that is this user's alone; None where there is none, or others could have written it."""
+    flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"))  # the last one for pipes
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY))
     except OSError:
         return None
-    with open(descriptor, "rb") as file:
-        try:
-            facts = os.fstat(descriptor)
-            own = not hasattr(os, "getuid") or facts.st_uid == os.getuid()
-            if not (stat.S_ISREG(facts.st_mode) and own and not facts.st_mode & 0o022):
-                warnings.warn(f"{path} is not this user's alone and is not read", StoreWarning, 2)
-                return None
-            return file.read()
-        except OSError:
+    try:
+        facts = os.fstat(descriptor)
+        own = not hasattr(os, "getuid") or facts.st_uid == os.getuid()
+        if not (stat.S_ISREG(facts.st_mode) and own and not facts.st_mode & 0o022):
+            warnings.warn(f"{path} is not this user's alone and is not read", StoreWarning, 2)
             return None
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, data: bytes) -> bool:
@@ -501,6 +510,12 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(Path(item.path) for item in os.scandir(folder) if item.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+def _written(entry: Entry) -> bytes:
+    """An entry as its file holds it."""
+    facts = asdict(entry)
+    return json.dumps(facts | {"checksum": _checksum("entry", json.dumps(facts).encode()).hex()}).encode()
 
 
 def _checksum(name: str, payload: bytes) -> bytes:

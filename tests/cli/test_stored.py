@@ -341,6 +341,7 @@ def test_entries_that_are_gone(there, nitro, snapshot):
     result = nitro("cache-stats", "--explain", first, second)
     assert result.code == 1
     assert tidy(result.out, there) == snapshot
+    assert "gradient\tequal" in nitro("cache-stats", "--explain", first, first).out  # a name says that much
 
 
 def test_runs_without_a_store_cannot_be_explained(there, nitro):
@@ -410,7 +411,8 @@ def test_a_stored_program_that_is_another_one_ends_the_command(there, nitro, emp
     assert store is not None
     for row in store.listed():
         if row.entry.program == "evaluation":
-            store.keep(store_module.replace(row.entry, lowered="another"), None)
+            payload, name = store.executable(row.entry.executable), "f" * 64
+            store.keep(store_module.replace(row.entry, lowered=name, executable=name), payload)
     result = nitro("validate", "myexp", "--verify-cache")
     assert (result.code, result.out) == (1, "")
     assert re.search("^error: the stored program MyExp/evaluation/[^ ]+ is not what its code", result.err, re.MULTILINE)

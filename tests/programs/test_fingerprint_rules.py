@@ -41,7 +41,7 @@ def load(monkeypatch):
 
     def load(source: str, name: str = "work", head: str = HEAD) -> types.ModuleType:
         module = types.ModuleType(name)
-        module.__file__ = f"/home/user/{name}.py"
+        module.__file__ = f"/somewhere/{name}.py"
         monkeypatch.setitem(sys.modules, name, module)
         exec(compile(head + textwrap.dedent(source), module.__file__, "exec", dont_inherit=True), vars(module))
         return module

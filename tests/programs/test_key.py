@@ -197,7 +197,7 @@ def test_every_value_that_differs_is_named_up_to_two(handle, empty_cache):
     handle(Measured()).train()
     with Compiles() as compiles:
         handle(Measured(power=4, shift=1.0, batch=2, learning_rate=1e-4)).train()
-    assert compiles.why["gradient"] == "`power` 2 -> 4; `shift` 0.0 -> 1.0; and 1 more differences"
+    assert compiles.why["gradient"] == "`power` 2 -> 4; `shift` 0.0 -> 1.0; and 1 more difference"
 
 
 def test_the_nearest_program_is_the_one_compared_with(handle, empty_cache):

@@ -13,6 +13,14 @@ LOSSES, RULES, TREES, LATE = "toolbox/losses.py", "toolbox/rules.py", "toolbox/t
 FORWARD = "gradient evaluation"
 MODEL = "gradient update evaluation"
 ALL = "gradient update evaluation metrics"
+TWO_DEVICES = "--xla_force_host_platform_device_count=2"
+OTHER_OPTAX = """
+from importlib import metadata
+real = metadata.version
+metadata.version = lambda name: "9.9" if name == "optax" else real(name)
+"""
+PROPERTY = "    @property\n    def twice(self):\n        return 2.0\n"
+STATIC = "    @staticmethod\n    def thirded(x):\n        return x / 3\n"
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,8 @@ EXPRESSION = "name"  # a field whose value is an expression in the experiment's 
 
 
 HELPERS = [
-    given("function held by a field", experiment="Held"),
+    # A function in a field counts by its content, which the walk does not enter: the witness then keeps it out.
+    given("nothing, with a function held by a field", may=FORWARD, experiment="Held"),
     edit("helper two below forward", OPS, "jnp.tanh(scaled)", "jnp.sinh(scaled)", FORWARD),
     edit("constant two below forward", OPS, "SHARPNESS = 2.0", "SHARPNESS = 3.0", FORWARD),
     edit("constant of the module", BASE, "SCALE = 0.5", "SCALE = 0.25", FORWARD),
@@ -204,7 +213,8 @@ HOOKS = [
         "build_data reads a clock and the environment",
         BASE,
         "        rng = np.random.default_rng(self.seed)\n",
-        "        import os\n        import time\n\n        rng = np.random.default_rng(int(time.time()) + len(os.environ))\n",
+        "        import os\n        import time\n\n"
+        "        rng = np.random.default_rng(int(time.time()) + len(os.environ))\n",
     ),
     edit("a schedule", BASE, "0.01, 0.02, total", "0.02, 0.01, total"),
     edit("no schedules", BASE, '{"learning_rate": rising}', "{}"),
@@ -346,7 +356,8 @@ WORDING = [
         "another layout of a hook",
         BASE,
         "        return losses.passed(outputs) * self.kind.value, st",
-        "        return (\n            losses.passed(outputs)\n            * self.kind.value,\n            st,\n        )",
+        "        return (\n            losses.passed(outputs)\n"
+        "            * self.kind.value,\n            st,\n        )",
     ),
     edit(
         "renamed local",
@@ -368,8 +379,8 @@ WORDING = [
     edit(
         "hooks in another order",
         BASE,
-        "    @property\n    def twice(self):\n        return 2.0\n\n    @staticmethod\n    def thirded(x):\n        return x / 3\n",
-        "    @staticmethod\n    def thirded(x):\n        return x / 3\n\n    @property\n    def twice(self):\n        return 2.0\n",
+        f"{PROPERTY}\n{STATIC}",
+        f"{STATIC}\n{PROPERTY}",
     ),
 ]
 
@@ -413,7 +424,8 @@ IMPURE = [
         "optimizer reads a clock",
         RULES,
         "    def scale(updates):",
-        "    import time\n\n    start = time.time()\n\n    def scale(updates):\n        updates = jax.tree.map(lambda u: u * start, updates)",
+        "    import time\n\n    start = time.time()\n\n"
+        "    def scale(updates):\n        updates = jax.tree.map(lambda u: u * start, updates)",
         refused="update",
     ),
 ]
@@ -466,7 +478,7 @@ ENVIRONMENT = [
     Case("tracebacks of jax", before="import jax; jax.config.update('jax_traceback_filtering', 'off')"),
     Case(
         "version of a library",
-        before="from importlib import metadata as m; real = m.version; m.version = lambda n: '9.9' if n == 'optax' else real(n)",
+        before=OTHER_OPTAX,
         misses=ALL,
     ),
 ]

@@ -3,30 +3,47 @@
 ``Forks`` starts a process that has imported jax, flax, optax and nitro, and has not started any backend of jax. It
 forks a child for each job, which goes to a project, imports its experiment and trains it, as a new process would.
 
-A job is a dict: ``project`` (a folder), ``store`` (a folder), ``experiment`` (a class of ``experiments/base.py``),
-``preset`` (or None), ``fields``, ``environment``, ``before`` and ``after`` (code that runs before and after the import
-of the experiment), ``verify``. The answer has ``programs`` (what nitro says of each), ``compiled`` (names of jax's
-compiles and traces that are nitro's), ``warnings``, ``history``, and ``error`` where the child failed.
+A job is a dict: ``project``, ``store`` and ``runs`` (folders), ``module`` (``experiments.base``, unless another is
+given) and ``experiment`` (a class of it), ``preset``, ``fields``, ``environment``, ``before`` and ``after`` (code that
+runs before and after the import of the experiment), ``verify``, ``resume`` (a run). The answer has ``programs`` (what
+nitro says of each), ``events`` (traces and compiles of nitro's programs, as jax tells them), ``warnings``, ``history``,
+``parameters``, ``run``, and ``error`` where the child failed.
+
+A job with ``swarm``, a number, is done by so many children, ``width`` at a time, of which those in ``killed`` get a
+SIGKILL after so many seconds. The answer then has ``answers``, one for each child, None for those that were killed.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().with_name("project")
 SECONDS = 60  # after which a child has hung
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+PROGRAMS = ("gradient", "update", "step", "evaluation", "metrics", "loss", "initialise", "optimizer_init")
+IMPORTED = (
+    *("flax.linen", "flax.nnx", "jax._src.interpreters.mlir", "optax", "orbax.checkpoint", "filelock"),
+    *("nitro_cli.run.nitro", "nitro_cli.run.checkpoint_files", "nitro_cli.programs.build"),
+)
 EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration")
+
+
+class ChildError(Exception):
+    """What a child raised, as text."""
 
 
 class Forks:
@@ -47,7 +64,8 @@ class Forks:
         self._server.stdin.write(json.dumps({name: _plain(value) for name, value in job.items()}) + "\n")
         self._server.stdin.flush()
         answer = json.loads(self._server.stdout.readline())
-        assert "error" not in answer, answer["error"]
+        if "error" in answer:
+            raise ChildError(answer["error"])
         return answer
 
     def close(self) -> None:
@@ -56,6 +74,11 @@ class Forks:
         self._server.stdin.close()
         self._server.wait(SECONDS)
         self._server.stdout.close()
+
+
+def copied(folder: Path) -> Path:
+    """The project, in a folder of its own."""
+    return shutil.copytree(PROJECT, folder / "project", ignore=shutil.ignore_patterns("__pycache__", "runs"))
 
 
 def _plain(value: Any) -> Any:
@@ -73,32 +96,61 @@ def serve() -> None:
     gc.freeze()
     gc.disable()
     for line in sys.stdin:
-        print(json.dumps(_forked(json.loads(line))), flush=True)
+        job = json.loads(line)
+        print(json.dumps(_swarm(job) if "swarm" in job else _forked(job)), flush=True)
 
 
 def _import_all() -> None:
-
-    import nitro_cli.programs.build
-    import nitro_cli.run.checkpoint_files
-    import nitro_cli.run.nitro  # noqa: F401
+    for name in IMPORTED:
+        importlib.import_module(name)
 
 
 def _forked(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryFile("w+") as file:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(SECONDS)
-            try:
-                answer = work(job)
-            except BaseException:
-                answer = {"error": traceback.format_exc()}
-            json.dump(answer, file)
-            file.flush()
-            os._exit(0)
+        child = _start(job, file)
         _, status = os.waitpid(child, 0)
-        file.seek(0)
-        text = file.read()
-    return json.loads(text) if text else {"error": f"the child ended with status {status}"}
+        return _answer(file) or {"error": f"the child ended with status {status}"}
+
+
+def _start(job: dict[str, Any], file: Any) -> int:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(SECONDS)
+        try:
+            answer = work(job)
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        json.dump(answer, file)
+        file.flush()
+        os._exit(0)
+    return child
+
+
+def _answer(file: Any) -> Any:
+    file.seek(0)
+    text = file.read()
+    return json.loads(text) if text else None
+
+
+def _swarm(job: dict[str, Any]) -> dict[str, Any]:
+    files = [tempfile.TemporaryFile("w+") for _ in range(job["swarm"])]  # noqa: SIM115 - closed below
+    killed = {int(index): seconds for index, seconds in job["killed"].items()}
+    running: dict[int, float] = {}
+    waiting = list(range(job["swarm"]))
+    while waiting or running:
+        while waiting and len(running) < job["width"]:
+            index = waiting.pop(0)
+            running[_start(job, files[index])] = time.monotonic() + killed.get(index, SECONDS)
+        for child, end in list(running.items()):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                del running[child]
+            elif time.monotonic() > end:
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    answers = [_answer(file) for file in files]
+    for file in files:
+        file.close()
+    return {"answers": answers}
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -121,27 +173,26 @@ def _concerns_nitro(warning: Any) -> bool:
 
 
 def _trained(job: dict[str, Any]) -> dict[str, Any]:
-    import importlib
-
     import jax
 
     from nitro_cli import Nitro
     from nitro_cli.programs.cache import cache_entries
     from nitro_cli.programs.store import settings
 
-    compiled: list[str] = []
+    events: list[str] = []
 
     def note(event: str, seconds: float, **facts: Any) -> None:
-        if event in EVENTS and "nitro_" in str(facts.get("fun_name")):
-            compiled.append(f"{event.rpartition('/')[2]} {facts['fun_name']}")
+        if event in EVENTS and any(f"nitro_{name}" in str(facts.get("fun_name")) for name in PROGRAMS):
+            events.append(f"{event.rpartition('/')[2]} {facts['fun_name']}")
 
     jax.monitoring.register_event_duration_secs_listener(note)
     settings.verify = job.get("verify", False)
-    module = importlib.import_module("experiments.base")
+    module = importlib.import_module(job.get("module", "experiments.base"))
     exec(job.get("after", ""), {"base": module})
     E = getattr(module, job["experiment"])
     # Which numbers come out does not matter here, so they may be any.
-    options = {"run_dir": tempfile.mkdtemp(dir=job["runs"]), "check_divergence": False}
+    options: dict[str, Any] = {"check_divergence": False}
+    options |= {"resume": job["resume"]} if "resume" in job else {"run_dir": tempfile.mkdtemp(dir=job["runs"])}
     options |= _fields(module, job.get("fields", {}))
     preset = job.get("preset")
     handle = Nitro(E(), **options) if preset is None else Nitro.from_preset(E, preset, **options)
@@ -150,7 +201,8 @@ def _trained(job: dict[str, Any]) -> dict[str, Any]:
     fields_of = ("program", "origin", "why", "kept_out", "entry")
     return {
         "programs": [{name: getattr(entry, name) for name in fields_of} for entry in cache_entries()],
-        "compiled": compiled,
+        "events": events,
+        "run": str(handle.run.path) if handle.run is not None else None,
         "history": handle.history,
         "parameters": {name: array.tolist() for name, array in handle.snapshot()["ps"].items()},
     }

@@ -11,17 +11,7 @@ from typing import Any
 
 import edits
 import pytest
-from forks import Forks
-
-PROJECT = Path(__file__).with_name("project")
-WITHOUT = shutil.ignore_patterns("__pycache__", "runs")
-
-
-@pytest.fixture(scope="module")
-def forks():
-    forks = Forks()
-    yield forks
-    forks.close()
+from forks import copied
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +23,7 @@ def filled(forks, tmp_path_factory):
         key = f"{case.experiment} {sorted(case.first.items())}"
         if key not in stores:
             folder = tmp_path_factory.mktemp("first")
-            shutil.copytree(PROJECT, folder / "project", ignore=WITHOUT)
+            copied(folder)
             forks.run(**job(case, folder, fields=dict(case.first)))
             stores[key] = folder / "store"
         return stores[key]
@@ -55,7 +45,7 @@ def second(case: edits.Case, folder: Path) -> dict[str, Any]:
 
 
 def edited(case: edits.Case, folder: Path) -> None:
-    shutil.copytree(PROJECT, folder / "project", ignore=WITHOUT)
+    copied(folder)
     for name, before, after in case.edits:
         file = folder / "project" / name
         text = file.read_text()
