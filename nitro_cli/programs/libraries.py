@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import sys
 import sysconfig
 import types
@@ -28,6 +29,7 @@ def _roots() -> tuple[str, ...]:
 
 
 _LIBRARY_ROOTS = _roots()
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -35,12 +37,7 @@ def is_user_code(filename: str) -> bool:
     """Whether a file is the user's own: neither the standard library, nor installed, nor nitro's."""
     if filename.startswith("<frozen"):
         return False
-    installed = "site-packages" in filename or "dist-packages" in filename
-    return not (installed and _is_installed(filename)) and not filename.startswith(_LIBRARY_ROOTS)
-
-
-def _is_installed(filename: str) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
+    return not filename.startswith(_LIBRARY_ROOTS) and not any(part in filename for part in _INSTALLED)
 
 
 def is_user_function(function: types.FunctionType) -> bool:
