@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 _LONG = 120  # characters from which on two texts are told by the words in which they differ
-_PAIR = re.compile(r"tuple \(str '(\w+)', (.*)\)")
 _GIVEN = re.compile(r"optimizer (\S+)\[1\]\['(\w+)'\]")
 _DIGEST = re.compile(r"(.*) [0-9a-f]{64}")
 _SCALAR = re.compile(r"array \w+\[\] (\S+)")
@@ -91,10 +90,7 @@ def _code_differences(old: Known, new: Known) -> list[str]:
     found = []
     for name in changed:
         before, now = old.code[name], new.code[name]
-        pairs = _PAIR.fullmatch(before), _PAIR.fullmatch(now)
-        if pairs[0] and pairs[1] and pairs[0][1] == pairs[1][1]:  # a field of a model, as a name and a value
-            found.append(_value(f"`{pairs[0][1]}` of the model", pairs[0][2], pairs[1][2]))
-        elif now.startswith("code "):
+        if now.startswith("code "):
             found.append(f"{_label(name, old, new)} changed")
         else:
             found.append(_value(_label(name, old, new), before, now))

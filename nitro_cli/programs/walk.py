@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nitro_cli.experiment.markers import Marker
+from nitro_cli.experiment.objects import visible_state
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.programs import atoms, frameworks, libraries
 from nitro_cli.programs import parts as objects
@@ -364,9 +365,23 @@ class Walk:
         info = self._fields.get(name)
         if self._experiment is None or getattr(info, "marker", None) is not Marker.GRAPHCONST:
             return
-        value = getattr(self._experiment, name)
-        if _holds_code(value):
-            self.visit(f"{name_of(type(self._experiment))}.{name}", value)
+        self._code_in(f"{name_of(type(self._experiment))}.{name}", getattr(self._experiment, name))
+
+    def _code_in(self, path: str, value: Any) -> None:
+        """Functions in a value, and the classes of objects in it: plain values in it are for ``Request.fields``."""
+        if atom(value) is not None:
+            return
+        if type(value) in (list, tuple, dict):
+            for key, part in value.items() if type(value) is dict else enumerate(value):
+                self._code_in(f"{path}[{key!r}]", part)
+            return
+        state = visible_state(value) if is_user_class(type(value)) else None
+        if state is None and not isinstance(value, enum.Enum):
+            self.visit(path, value)
+            return
+        self._type_of(path, type(value))
+        for name, part in sorted((state or {}).items()) if not isinstance(value, enum.Enum) else ():
+            self._code_in(f"{path}.{name}", part)
 
     # Classes
 
@@ -435,15 +450,6 @@ def _fields(cls: Any, experiment: Any) -> Mapping[str, Any]:
     if experiment is not None:
         return config_metadata(cls)
     return getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {})
-
-
-def _holds_code(value: Any) -> bool:
-    """Whether a value is, or holds, a function or an object with methods of its own."""
-    if type(value) in (list, tuple, set, frozenset):
-        return any(map(_holds_code, value))
-    if type(value) is dict:
-        return any(map(_holds_code, value.values()))
-    return atom(value) is None
 
 
 def _kind(value: Any) -> str:
