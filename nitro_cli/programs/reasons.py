@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 _LONG = 120  # characters from which on two texts are told by the words in which they differ
-_PAIR = re.compile(r"tuple \(str '(\w+)', (.*)\)")
 _FACTORY = re.compile(r"optimizer (\S+)\[0\]")
 _GIVEN = re.compile(r"optimizer (\S+)\[1\]\['(\w+)'\]")
 _MEMBER = re.compile(r"(.*) members\['(\w+)'\]")
@@ -96,13 +95,8 @@ def _code_differences(old: Known, new: Known, fields: Collection[str]) -> list[s
     found = []
     for name in changed:
         before, now = old.code[name], new.code[name]
-        pairs = _PAIR.fullmatch(before), _PAIR.fullmatch(now)
-        if pairs[0] and pairs[1] and pairs[0][1] == pairs[1][1]:  # a field of a model, as a name and a value
-            found.append(_value(f"`{pairs[0][1]}` of the model", pairs[0][2], pairs[1][2]))
-        elif now.startswith("code "):
-            found.append(f"{_label(name, old, new)} changed")
-        else:
-            found.append(_value(_label(name, old, new), before, now))
+        label = _label(name, old, new)
+        found.append(f"{label} changed" if now.startswith("code ") else _value(label, before, now))
     found += [] if body else [f"{_label(name, old, new)} is new" for name in names if name not in old.code]
     found += [] if body else [f"{_label(name, old, new)} is no longer used" for name in names if name not in new.code]
     return found
@@ -202,7 +196,7 @@ def _plain(text: str | None) -> str:
     return value if value and kind in _TAGS else text
 
 
-_TAGS = frozenset("bool int float str float32 float64 int32 function library".split())
+_TAGS = frozenset(["bool", "int", "float", "str", "float32", "float64", "int32", "function", "library"])
 
 
 def _more(count: int, what: str) -> str:
