@@ -40,7 +40,7 @@ def is_user_code(filename: str) -> bool:
 
 
 def _is_installed(filename: str) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
+    return not {"site-packages", "dist-packages"}.isdisjoint(filename.replace("\\", "/").split("/"))
 
 
 def is_user_function(function: types.FunctionType) -> bool:
