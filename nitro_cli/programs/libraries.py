@@ -182,7 +182,8 @@ def _foreign_in(name: str, module: types.ModuleType) -> list[Foreign]:
         if is_user_module(module):
             return []
         values = tuple(space.values())
-        found = [Foreign(name, each, value) for each, value in list(space.items()) if _is_users(value)]
+        functions = [(each, value) for each, value in list(space.items()) if type(value) is types.FunctionType]
+        found = [Foreign(name, each, value) for each, value in functions if is_user_function(value)]
         _looked_at[name] = seen = (module, values, found)
     return seen[2]
 
