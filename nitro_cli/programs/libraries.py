@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import sys
 import sysconfig
 import types
@@ -28,6 +29,7 @@ def _roots() -> tuple[str, ...]:
 
 
 _LIBRARY_ROOTS = _roots()
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -35,12 +37,7 @@ def is_user_code(filename: str) -> bool:
     """Whether a file is the user's own: neither the standard library, nor installed, nor nitro's."""
     if filename.startswith("<frozen"):
         return False
-    installed = "site-packages" in filename or "dist-packages" in filename
-    return not (installed and _is_installed(filename)) and not filename.startswith(_LIBRARY_ROOTS)
-
-
-def _is_installed(filename: str) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(filename.replace("\\", "/").split("/"))
+    return not filename.startswith(_LIBRARY_ROOTS) and not any(part in filename for part in _INSTALLED)
 
 
 def is_user_function(function: types.FunctionType) -> bool:
@@ -162,6 +159,7 @@ class Foreign(NamedTuple):
     function: Any
 
 
+_library_files: set[str] = set()
 _looked_at: dict[str, tuple[Any, tuple[Any, ...], list[Foreign]]] = {}
 
 
@@ -183,7 +181,12 @@ def _foreign_in(name: str, module: types.ModuleType) -> list[Foreign]:
             return []
         values = tuple(space.values())
         functions = [(each, value) for each, value in list(space.items()) if type(value) is types.FunctionType]
-        found = [Foreign(name, each, value) for each, value in functions if is_user_function(value)]
+        # most lie in files that are known to be a library's: a look into a set is all that they cost
+        others = [pair for pair in functions if pair[1].__code__.co_filename not in _library_files]
+        found = [Foreign(name, each, value) for each, value in others if is_user_function(value)]
+        users = {each.function.__code__.co_filename for each in found}
+        files = {value.__code__.co_filename for _, value in others} - users
+        _library_files.update(file for file in files if not file.startswith("<"))
         _looked_at[name] = seen = (module, values, found)
     return seen[2]
 
