@@ -133,8 +133,9 @@ def _split(module: Any) -> tuple[_Definition, Any, Any]:
         (bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)), tuple(leaf.shape), leaf.dtype)
         for leaf in jax.tree.leaves(rng_state)
     )
-    structures = map(jax.tree.structure, (params, rest, rng_state))
-    return _Definition(graphdef, *structures, rng_leaves), nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
+    params_tree, rest_tree, rng_tree = map(jax.tree.structure, (params, rest, rng_state))
+    definition = _Definition(graphdef, params_tree, rest_tree, rng_tree, rng_leaves)
+    return definition, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
 
 def apply_model(
