@@ -7,7 +7,9 @@ every operation by itself and takes seconds.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +44,8 @@ def linen_model(module: Any, rng: jax.Array, *inputs: Any, **options: Any) -> tu
 
 
 @dataclass(frozen=True)
-class NnxModel:
-    """The static half of an NNX module: its graph definition, and the shape of the state that was split from it."""
+class _Definition:
+    """An NNX module without its arrays: its graph definition, and the shape of the state that was split from it."""
 
     graphdef: Any
     params: Any
@@ -51,20 +53,38 @@ class NnxModel:
     rng_state: Any
     rng_leaves: tuple[tuple[bool, tuple[int, ...], Any], ...]
 
+
+class NnxModel:
+    """The static half of an NNX module.
+
+    ``content`` is what decides it, for the keys of programs: the function that builds the module, or its definition.
+    The definition itself is asked for when something is traced: it holds functions, so it cannot be kept for the next
+    process, and one that loads all its programs does not need it.
+    """
+
+    def __init__(self, define: Callable[[], _Definition], content: Any) -> None:
+        self._define = define
+        self.content = content
+
+    @functools.cached_property
+    def definition(self) -> _Definition:
+        return self._define()
+
     def merge(self, ps: Any, st: Any, rng: jax.Array | None) -> Any:
         """The module with these parameters and state; every random stream is derived from ``rng``."""
         from flax import nnx
 
+        known = self.definition
         key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32") if rng is None else rng
         streams = [
             jax.random.fold_in(key, index) if is_key else jnp.zeros(shape, dtype)
-            for index, (is_key, shape, dtype) in enumerate(self.rng_leaves)
+            for index, (is_key, shape, dtype) in enumerate(known.rng_leaves)
         ]
         return nnx.merge(
-            self.graphdef,
-            jax.tree.unflatten(self.params, jax.tree.leaves(ps)),
-            jax.tree.unflatten(self.state, jax.tree.leaves(st)),
-            jax.tree.unflatten(self.rng_state, streams),
+            known.graphdef,
+            jax.tree.unflatten(known.params, jax.tree.leaves(ps)),
+            jax.tree.unflatten(known.state, jax.tree.leaves(st)),
+            jax.tree.unflatten(known.rng_state, streams),
         )
 
 
@@ -79,37 +99,43 @@ def nnx_model(module: Any, rng: jax.Array | None = None) -> tuple[NnxModel, Any,
     from flax import nnx
 
     if isinstance(module, nnx.Module):
-        return _split(module, jax.tree.map(jnp.asarray, nnx.state(module)))
+        known, ps, st = _split(module)
+        return NnxModel(lambda: known, known.graphdef), *jax.tree.map(jnp.asarray, (ps, st))
     if rng is None:
         raise ExperimentError(
             "nnx_model needs a random key to build a module from a function",
             "write: nnx_model(lambda rngs: Net(..., rngs=rngs), rng)",
         )
-    built: list[Any] = []
+    defined: list[_Definition] = []
 
     def initialise(key: jax.Array) -> Any:
         made = module(nnx.Rngs(params=key, default=jax.random.fold_in(key, 1), dropout=jax.random.fold_in(key, 2)))
-        built[:] = [made]
-        return nnx.state(made)
+        known, ps, st = _split(made)
+        defined[:] = [known]
+        return ps, st
+
+    def define() -> _Definition:
+        if not defined:
+            jax.eval_shape(initialise, rng)
+        return defined[0]
 
     kept_as = getattr(module, "__qualname__", type(module).__qualname__).partition(".")[0]
-    code = fingerprint(module=module)
-    state = run_once(initialise, rng, name="initialise", experiment=kept_as, code=code, portable=False)
-    return _split(nnx.merge(nnx.graphdef(built[0]), state), state)
+    ps, st = run_once(initialise, rng, name="initialise", experiment=kept_as, code=fingerprint(module=module))
+    return NnxModel(define, module), ps, st
 
 
-def _split(module: Any, state: Any) -> tuple[NnxModel, Any, Any]:
+def _split(module: Any) -> tuple[_Definition, Any, Any]:
+    """``(definition, ps, st)`` with ``ps`` and ``st`` as plain nested dicts."""
     from flax import nnx
 
-    graphdef, params, rng_state, rest = nnx.split(nnx.merge(nnx.graphdef(module), state), nnx.Param, nnx.RngState, ...)
+    graphdef, params, rng_state, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
     rng_leaves = tuple(
         (bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)), tuple(leaf.shape), leaf.dtype)
         for leaf in jax.tree.leaves(rng_state)
     )
-    model = NnxModel(
-        graphdef, jax.tree.structure(params), jax.tree.structure(rest), jax.tree.structure(rng_state), rng_leaves
-    )
-    return model, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
+    params_tree, rest_tree, rng_tree = map(jax.tree.structure, (params, rest, rng_state))
+    definition = _Definition(graphdef, params_tree, rest_tree, rng_tree, rng_leaves)
+    return definition, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
 
 def apply_model(
@@ -155,9 +181,9 @@ def _apply_linen(model: Any, ps: Any, st: Any, inputs: Any, train: bool, rng: An
 
 
 def model_content(model: Any) -> Any:
-    """The model as a fingerprint looks at it: of an ``NnxModel`` the definition, since its arrays are arguments."""
+    """The model as a fingerprint looks at it: of an ``NnxModel`` what makes it, since its arrays are arguments."""
     if type(model) in (list, tuple):
         return type(model)(map(model_content, model))
     if type(model) is dict:
         return {key: model_content(part) for key, part in model.items()}
-    return model.graphdef if isinstance(model, NnxModel) else model
+    return model.content if isinstance(model, NnxModel) else model

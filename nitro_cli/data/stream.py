@@ -22,7 +22,7 @@ MEASURED = 8
 SLOW_SECONDS = 200e-6
 SLOW_FRACTION = 0.05
 
-# Sources once found slow: their next pass has workers from its first batch on, however short their epochs are.
+# Sources found slow, and not by one fetch: their next pass has workers from its first batch on, however short it is.
 _slow_sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -135,8 +135,10 @@ class Stream:
             before = self.wait_seconds
         if not is_slow(fetches, steps):
             return self._inline
-        with suppress(TypeError):  # a source without hash or weak references is measured again
-            _slow_sources.add(self._source)
+        # One slow fetch may be a hiccup of the machine: reason enough for this pass, but not for all that follow.
+        if is_slow(fetches[:1] + sorted(fetches[1:])[:-1], steps):
+            with suppress(TypeError):  # a source without hash or weak references is measured again
+                _slow_sources.add(self._source)
         return self._in_background
 
     def _in_background(self, items: Iterator[Any], start: int) -> Iterator[tuple[int, Any]]:

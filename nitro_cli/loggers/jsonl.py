@@ -50,11 +50,11 @@ def _plain_other(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
-def _line(type: str, record: Mapping[str, Any]) -> bytes:
+def _line(record: Mapping[str, Any]) -> bytes:
     try:  # most records are plain already, and walking through one costs more than writing it
-        text = _encode({"type": type, **record})
+        text = _encode(record)
     except (TypeError, ValueError):
-        text = _encode({"type": type, **plain(record)})
+        text = _encode(plain(record))
     return text.encode() + b"\n"
 
 
@@ -83,14 +83,13 @@ class JsonLines:
 
     def write(self, type: str, **record: Any) -> None:
         """Write one record. It is in the operating system's hands when this returns."""
-        self._put(_line(type, record))
+        self._put(_line({"type": type, **record}))
 
     def write_many(self, records: Iterable[tuple[str, Mapping[str, Any]] | Mapping[str, Any]]) -> None:
         """Write several records at once: ``(type, fields)`` pairs, or mappings that hold ``type``."""
-        lines = []
-        for record in records:
-            kind, fields = (record["type"], record) if isinstance(record, Mapping) else record
-            lines.append(_line(kind, {key: value for key, value in fields.items() if key != "type"}))
+        lines = [
+            _line(record if isinstance(record, Mapping) else {"type": record[0], **record[1]}) for record in records
+        ]
         if lines:
             self._put(b"".join(lines))
 

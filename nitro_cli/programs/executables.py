@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 _COPIED_BYTES = 1 << 30
+_WARMED_BYTES = 1 << 28
 
 
 def serialized(compiled: Any) -> bytes:
@@ -33,6 +35,18 @@ def loaded(payload: bytes, trees: str, lapack: bool) -> tuple[Any, dict[str, Any
     devices = jax.devices()[:1]
     compiled = serialize_executable.deserialize_and_load(payload, arguments, outputs, execution_devices=devices)
     return compiled, found
+
+
+def run_on_zeros(executable: Any) -> None:
+    """Run an executable once for nothing but what its first run takes longer. Does nothing where that pays little: on
+    other devices than a CPU, and where the arguments are large."""
+    specs, structure = jax.tree.flatten(executable.args_info)
+    plain = all(isinstance(spec.dtype, np.dtype) for spec in specs)
+    size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) if plain else _WARMED_BYTES
+    if jax.default_backend() != "cpu" or size >= _WARMED_BYTES:
+        return
+    arguments, keywords = jax.tree.unflatten(structure, [np.zeros(spec.shape, spec.dtype) for spec in specs])
+    jax.block_until_ready(executable(*arguments, **keywords))
 
 
 def initialize_lapack() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,8 @@ def remembered(name: str, code: Fingerprint, arguments: Mapping[str, str], answe
         return answer()
     key = Request(name, code, arguments, {}).digest
     known = store.fact(key)
-    if known is None:
-        known = answer()
-        store.keep_fact(key, known)
-    return known
+    if known is not None:
+        return json.loads(known)
+    found = answer()
+    store.keep_fact(key, json.dumps(found).encode())
+    return found

@@ -159,6 +159,7 @@ class Foreign(NamedTuple):
     function: Any
 
 
+_library_files: set[str] = set()
 _looked_at: dict[str, tuple[Any, tuple[Any, ...], list[Foreign]]] = {}
 
 
@@ -179,7 +180,13 @@ def _foreign_in(name: str, module: types.ModuleType) -> list[Foreign]:
         if is_user_module(module):
             return []
         values = tuple(space.values())
-        found = [Foreign(name, each, value) for each, value in list(space.items()) if _is_users(value)]
+        functions = [(each, value) for each, value in list(space.items()) if type(value) is types.FunctionType]
+        # most lie in files that are known to be a library's: a look into a set is all that they cost
+        others = [pair for pair in functions if pair[1].__code__.co_filename not in _library_files]
+        found = [Foreign(name, each, value) for each, value in others if is_user_function(value)]
+        users = {each.function.__code__.co_filename for each in found}
+        files = {value.__code__.co_filename for _, value in others} - users
+        _library_files.update(file for file in files if not file.startswith("<"))
         _looked_at[name] = seen = (module, values, found)
     return seen[2]
 

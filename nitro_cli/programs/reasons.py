@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 _LONG = 120  # characters from which on two texts are told by the words in which they differ
+_FACTORY = re.compile(r"optimizer (\S+)\[0\]")
 _GIVEN = re.compile(r"optimizer (\S+)\[1\]\['(\w+)'\]")
+_MEMBER = re.compile(r"(.*) members\['(\w+)'\]")
 _DIGEST = re.compile(r"(.*) [0-9a-f]{64}")
 _SCALAR = re.compile(r"array \w+\[\] (\S+)")
 
@@ -73,38 +75,40 @@ def differences(old: Known, request: Request) -> list[str]:
 
 def between(old: Known, new: Known) -> list[str]:
     """What differs between two programs."""
-    found = _code_differences(old, new)
-    for name in _changed(dict(sorted(old.reads.items())), new.reads):
-        found.append(_value(f"`{name}`", old.reads.get(name), new.reads.get(name)))
+    fields = _changed(dict(sorted(old.reads.items())), new.reads)
+    found = _code_differences(old, new, fields)
+    for name in fields:
+        before, now = _plain(old.reads.get(name)), _plain(new.reads.get(name))
+        if before != now or not found:  # of equal texts, what differs lies in the code of a value
+            found.append(_value(f"`{name}`", before, now))
     found += _settings(old.settings, new.settings)
     found += _environment(old.environment, new.environment)
     return found + _arguments(old.arguments, new.arguments, causes=found)
 
 
-def _code_differences(old: Known, new: Known) -> list[str]:
+def _code_differences(old: Known, new: Known, fields: Collection[str]) -> list[str]:
     """What changed, then what is new, then what is gone. With a body of code, what it names changes too: that is no
-    news."""
-    names = _changed(old.code, new.code)
+    news. Nor is the value of one of ``fields``, which has a line of its own."""
+    names = [name for name in _changed(old.code, new.code) if name.rpartition(".")[2] not in fields]
     changed = [name for name in names if name in old.code and name in new.code]
-    body = any(new.code[name].startswith("code ") for name in changed)
+    body = any(new.code[name].startswith("code ") or _FACTORY.fullmatch(name) for name in changed)
     found = []
     for name in changed:
         before, now = old.code[name], new.code[name]
-        if now.startswith("code "):
-            found.append(f"{_label(name, old, new)} changed")
-        else:
-            found.append(_value(_label(name, old, new), before, now))
+        label = _label(name, old, new)
+        found.append(f"{label} changed" if now.startswith("code ") else _value(label, before, now))
     found += [] if body else [f"{_label(name, old, new)} is new" for name in names if name not in old.code]
     found += [] if body else [f"{_label(name, old, new)} is no longer used" for name in names if name not in new.code]
     return found
 
 
 def _label(name: str, old: Known, new: Known) -> str:
-    given = _GIVEN.fullmatch(name)
-    if given:
-        group = "" if given[1] == "default" else f" of group {given[1]}"
-        return f"`{given[2]}` of the optimizer{group}"
+    optimizer = _GIVEN.fullmatch(name) or _FACTORY.fullmatch(name)
+    if optimizer:
+        group = "" if optimizer[1] == "default" else f" of group {optimizer[1]}"
+        return f"{f'`{optimizer[2]}` of ' if optimizer.re is _GIVEN else ''}the optimizer{group}"
     place = new.places.get(name) or old.places.get(name)
+    name = _MEMBER.sub(r"\1.\2", name)
     return f"`{name.removeprefix('__main__.')}`" + (f" in {place.rsplit(':', 1)[0]}" if place else "")
 
 
@@ -189,7 +193,10 @@ def _plain(text: str | None) -> str:
     if digest or scalar:
         return digest[1] if digest else scalar[1]  # type: ignore[index]
     kind, _, value = text.partition(" ")
-    return value if value and kind in ("bool", "int", "float", "str", "float32", "float64", "int32") else text
+    return value if value and kind in _TAGS else text
+
+
+_TAGS = frozenset(["bool", "int", "float", "str", "float32", "float64", "int32", "function", "library"])
 
 
 def _more(count: int, what: str) -> str:

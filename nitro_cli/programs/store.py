@@ -211,15 +211,13 @@ class Store:
             if lock is not None:
                 lock.release()
 
-    def fact(self, key: str) -> Any:
-        """What was kept under a key by ``keep_fact``; None where there is nothing."""
-        data = _read(self.root / "facts" / key)
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return json.loads(data or b"")["answer"]
-        return None
+    def fact(self, key: str) -> bytes | None:
+        """What was kept under a key by ``keep_fact``; None where there is nothing whole."""
+        data = _read(self.root / "facts" / key) or b""
+        return data[32:] if data[:32] == _checksum(key, data[32:]) else None
 
-    def keep_fact(self, key: str, answer: Any) -> None:
-        _write(self.root / "facts" / key, json.dumps({"answer": answer}).encode())
+    def keep_fact(self, key: str, answer: bytes) -> None:
+        _write(self.root / "facts" / key, _checksum(key, answer) + answer)
 
     def note_run(self, facts: Mapping[str, Any]) -> None:
         """Append one run's counters."""

@@ -132,8 +132,8 @@ class EpochLoop:
             return
         state, columns = self.nitro.state, self.program.found["columns"]
         records = []
-        for row in map(np.asarray, taken):
-            values = {name: float(value) for name, value in zip(columns, row, strict=True)}
+        for row in taken:
+            values: dict[str, float] = dict(zip(columns, np.asarray(row).tolist(), strict=True))
             if self.host_rows:
                 values.update(_mean([self.host_rows.pop(0) for _ in range(self.host_rows_per_step)]))
             loss = values["loss"]

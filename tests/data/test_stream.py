@@ -6,6 +6,7 @@ import gc
 import threading
 import traceback
 import weakref
+from time import sleep
 
 import numpy as np
 import pytest
@@ -137,6 +138,17 @@ def test_a_source_without_hash_is_measured_on_every_pass(slow):
     for _ in range(2):
         with open_stream("train", source, epoch=0) as stream:
             assert [stream.workers > 0 for _ in stream].index(True) == stream_room.MEASURED
+
+
+def test_one_slow_fetch_is_a_hiccup_that_the_next_pass_forgets(monkeypatch):
+    monkeypatch.setattr(stream_room, "is_slow", lambda fetches, steps: max(fetches[1:]) > 0.1)
+    source = Indexed(20, lambda i: sleep(0.2 if i == 3 else 0))
+    for _ in range(2):
+        with open_stream("train", source, epoch=0) as stream:
+            assert [stream.workers > 0 for _ in stream].index(True) == stream_room.MEASURED
+    source.fetch = lambda i: None
+    with open_stream("train", source, epoch=0) as stream:
+        assert not any(stream.workers > 0 for _ in stream)
 
 
 def test_remembering_a_slow_source_does_not_keep_it_alive(slow):

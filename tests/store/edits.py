@@ -57,8 +57,7 @@ EXPRESSION = "name"  # a field whose value is an expression in the experiment's 
 
 
 HELPERS = [
-    # A function in a field counts by its content, which the walk does not enter: the witness then keeps it out.
-    given("nothing, with a function held by a field", may=FORWARD, experiment="Held"),
+    given("nothing, with a function held by a field", experiment="Held"),
     edit("helper two below forward", OPS, "jnp.tanh(scaled)", "jnp.sinh(scaled)", FORWARD),
     edit("constant two below forward", OPS, "SHARPNESS = 2.0", "SHARPNESS = 3.0", FORWARD),
     edit("constant of the module", BASE, "SCALE = 0.5", "SCALE = 0.25", FORWARD),
