@@ -21,10 +21,8 @@ from nitro_cli.experiment.traits import device_fields
 from nitro_cli.experiment.view import StrippedHost, compile_view
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
-from nitro_cli.optim.leaves import Leaves, spec_text
-from nitro_cli.optim.rule import Rule, fixing, resolve_rule, traceable
-from nitro_cli.programs.facts import remembered
-from nitro_cli.programs.fingerprint import Fingerprint, fingerprint
+from nitro_cli.optim.leaves import Leaves
+from nitro_cli.optim.rule import Rule, resolve_rule, traceable
 
 GLOBAL = ""  # the group of hyperparameters that belong to none
 DEFAULT = "default"
@@ -168,7 +166,7 @@ def _group(
     decay = settings.weight_decay if decay is None else decay
     shapes = {leaves.paths[i]: leaves.specs[i] for i in members}
     rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
-    rule = _traceable(rule, shapes)
+    rule = traceable(rule, shapes)
     anchor = hooks["decay_anchor"](experiment, name)
     if anchor is None or (isinstance(anchor, str) and anchor not in ("zero", "w0")):
         raise ExperimentError(
@@ -236,30 +234,4 @@ def _joinable(rule: Rule, specs: Sequence[Any]) -> bool:
     built = rule.build({name: np.float32(value) for name, value in rule.hyperparameters.items()})
     shapes = list(dict.fromkeys(tuple(spec.shape) for spec in specs))
     dtypes = {spec.dtype for spec in specs}
-    described = {"shapes": str(shapes), "dtypes": str(sorted(map(str, dtypes)))} | _values(rule)
-    return remembered(
-        "joinable",
-        _code(rule),
-        described,
-        lambda: all(is_elementwise(built.init, built.update, shapes, dtype) for dtype in dtypes),
-    )
-
-
-def _traceable(rule: Rule, parameters: Mapping[str, Any]) -> Rule:
-    """``traceable``, whose answer is the hyperparameters that have to be fixed, without the traces where it is known.
-
-    A rule that an experiment builds as a whole decides for itself, and costs no trace.
-    """
-    if rule.whole:
-        return rule
-    described = {path: spec_text(spec) for path, spec in parameters.items()} | _values(rule)
-    kept = remembered("traceable", _code(rule), described, lambda: [*traceable(rule, parameters).hyperparameters])
-    return fixing(rule, [name for name in rule.hyperparameters if name not in kept])
-
-
-def _code(rule: Rule) -> Fingerprint:
-    return fingerprint(rule=rule.code, fixed=dict(rule.fixed))
-
-
-def _values(rule: Rule) -> dict[str, str]:
-    return {f"hyperparameter {name}": repr(value) for name, value in rule.hyperparameters.items()}
+    return all(is_elementwise(built.init, built.update, shapes, dtype) for dtype in dtypes)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nitro_cli.programs import executables
-from nitro_cli.programs.ahead import taken
 from nitro_cli.programs.cache import Built, program_cache
 from nitro_cli.programs.key import Request
 from nitro_cli.programs.lower import Lowered, lower
@@ -103,12 +102,11 @@ class _Job:
 
     def _load(self, store: Store, entry: Entry) -> Any:
         """The executable of an entry. Whatever makes it unusable here is a miss, and takes it out of the store."""
-        ready = taken(entry)
-        payload = store.executable(entry.executable) if ready is None else b""
+        payload = store.executable(entry.executable)
         if payload is None:
             return None
         try:
-            executable, found = ready or executables.loaded(payload, entry.trees, entry.lapack)
+            executable, found = executables.loaded(payload, entry.trees, entry.lapack)
         except Exception as error:  # whatever jax or pickle raise for bytes that do not fit this machine
             _tell(f"the stored program {entry.name} does not load here and is compiled anew", error)
             store.drop(entry)

@@ -92,8 +92,20 @@ def _own_code() -> str:
 def _trace_context() -> str:
     """What stands in the key of jax's own caches, a mesh for example, and in none of its settings."""
     trace_context = getattr(sys.modules.get("jax._src.config"), "trace_context", tuple)  # jax has no public name for it
-    plain = (type(None), bool, int, float, str, enum.Enum)
-    return " ".join(str(value) if isinstance(value, plain) else type(value).__name__ for value in trace_context())
+    return " ".join(map(_setting, trace_context()))
+
+
+def _setting(value: Any) -> str:
+    """A setting as a text that decides it. What is not known to have one counts in this process only."""
+    if isinstance(value, (type(None), bool, int, float, str, enum.Enum)):
+        return str(value)
+    if isinstance(value, (tuple, frozenset)):
+        return f"({' '.join(sorted(map(_setting, value)) if isinstance(value, frozenset) else map(_setting, value))})"
+    if type(value).__name__ == "AxisEnv":  # which axes a trace is under; none, where a program is asked for
+        return "AxisEnv"
+    if isinstance(value, (jax.sharding.AbstractMesh, jax.sharding.Mesh, jax.Device)):
+        return f"{type(value).__name__} {value}"
+    return f"{type(value).__name__} {id(value)} of process {os.getpid()}"
 
 
 def _flax_settings() -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 _COPIED_BYTES = 1 << 30
-_WARMED_BYTES = 1 << 28
 
 
 def serialized(compiled: Any) -> bytes:
@@ -35,18 +33,6 @@ def loaded(payload: bytes, trees: str, lapack: bool) -> tuple[Any, dict[str, Any
     devices = jax.devices()[:1]
     compiled = serialize_executable.deserialize_and_load(payload, arguments, outputs, execution_devices=devices)
     return compiled, found
-
-
-def run_on_zeros(executable: Any) -> None:
-    """Run an executable once for nothing but what its first run takes longer. Does nothing where that pays little: on
-    other devices than a CPU, and where the arguments are large."""
-    specs, structure = jax.tree.flatten(executable.args_info)
-    plain = all(isinstance(spec.dtype, np.dtype) for spec in specs)
-    size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) if plain else _WARMED_BYTES
-    if jax.default_backend() != "cpu" or size >= _WARMED_BYTES:
-        return
-    arguments, keywords = jax.tree.unflatten(structure, [np.zeros(spec.shape, spec.dtype) for spec in specs])
-    jax.block_until_ready(executable(*arguments, **keywords))
 
 
 def initialize_lapack() -> None:
@@ -74,7 +60,7 @@ class FirstCall:
     """A loaded executable, until it is known to run on this machine.
 
     Its first call keeps copies of what it is given by donation and waits for the result; should it fail, ``anew``
-    gives another executable, which is called with the copies. From then on calls go straight to the executable.
+    gives another executable, which is called with the copies. From then on a call costs nothing more than the executable's own.
     """
 
     def __init__(self, executable: Any, donate: Sequence[int], anew: Callable[[Exception], Any]) -> None:
@@ -92,6 +78,8 @@ class FirstCall:
         try:
             result = jax.block_until_ready(self._executable(*arguments))
         except jax.errors.JaxRuntimeError as error:
+            if size > _COPIED_BYTES or "RESOURCE_EXHAUSTED" in str(error):
+                raise  # nothing to try again with, or nothing that another executable would change
             self._executable = self._anew(error)
             again = [copies[i] if i in self._donate else argument for i, argument in enumerate(arguments)]
             result = self._executable(*again)

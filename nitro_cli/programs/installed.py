@@ -21,7 +21,7 @@ def library_digest(package: str) -> str:
         return "unknown"
     info = _distribution(folder, package)
     if info is None:
-        return f"no record {_tree(folder / package)}"
+        return f"no record {_tree(folder, package)}"
     record = (info / "RECORD").read_bytes()
     version = metadata.PathDistribution(info).version
     edited = _edited(folder, record.decode("utf-8", "replace"), (info / "RECORD").stat().st_mtime_ns)
@@ -67,9 +67,11 @@ def _edited(folder: Path, record: str, installed: int) -> str:
     return "\n".join(found)
 
 
-def _tree(folder: Path) -> str:
-    """Digest of all Python files below ``folder``."""
+def _tree(folder: Path, package: str) -> str:
+    """Digest of the code of a package or of a module that is one file, compiled ones included."""
     hasher = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    paths = [path for kind in ("py", "so", "pyd") for path in (folder / package).rglob(f"*.{kind}")]
+    paths += [path for kind in ("py", "so", "pyd") for path in folder.glob(f"{package}.*{kind}")]
+    for path in sorted(set(paths)):
         hasher.update(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return hasher.hexdigest()

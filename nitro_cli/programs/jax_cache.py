@@ -13,13 +13,14 @@ import hashlib
 import os
 import sys
 import time
+import warnings
 import zlib
 from pathlib import Path
 
 import jax
 
 from nitro_cli.programs.environment import environment
-from nitro_cli.programs.store import Store, open_store
+from nitro_cli.programs.store import Store, StoreWarning, open_store
 
 _FACTS = ("jax", "jaxlib", "python", "platform", "processor", "device")
 _CHECKED = ".checked"
@@ -31,7 +32,11 @@ def use_jax_cache() -> None:
     if store is None or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     folder = jax_folder(store)
-    heal(folder)
+    try:
+        heal(folder)
+    except OSError as error:
+        warnings.warn(f"jax's own cache cannot be used: {error.strerror or error}", StoreWarning, 2)
+        return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -54,8 +59,8 @@ def heal(folder: Path) -> int:
     since = mark.stat().st_mtime if mark.exists() else 0.0
     removed, now = 0, time.time()
     for item in os.scandir(folder):
-        if item.name.endswith("-cache") and item.stat().st_mtime >= since and not _whole(Path(item.path)):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if item.name.endswith("-cache") and item.stat().st_mtime >= since and not _whole(Path(item.path)):
                 os.unlink(item.path)
                 removed += 1
     with contextlib.suppress(OSError):

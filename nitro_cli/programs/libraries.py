@@ -25,7 +25,7 @@ ALWAYS = ("jax", "jaxlib", "numpy")
 def _roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     found = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {_NITRO}
-    return tuple(sorted(found | {str(Path(root).resolve()) for root in found}))
+    return tuple(sorted(f"{root}{os.sep}" for root in found | {str(Path(root).resolve()) for root in found}))
 
 
 _LIBRARY_ROOTS = _roots()

@@ -8,9 +8,7 @@ instead of 8.3 s to initialise, with the same numbers up to rounding.
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,9 +19,7 @@ from nitro_cli.programs.build import build
 from nitro_cli.programs.cache import Built
 from nitro_cli.programs.fingerprint import Fingerprint
 from nitro_cli.programs.key import Request
-from nitro_cli.programs.store import open_store, settings
 
-_KEPT_BYTES = 8 << 20
 _HELD: dict[str, Built] = {}  # by key
 _EXECUTABLES: dict[str, Any] = {}  # by what they lower to
 
@@ -52,57 +48,12 @@ def run_once(
         return flat
 
     request = Request(name, code, described | {"tree": structure_text(tree)}, settings or {}, {}, experiment)
-    result = _Result(request, leaves)
-    known = result.known()
-    if known is not None:
-        return known
-    if request.digest not in _HELD:
-        _HELD[request.digest] = build(
-            request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=_EXECUTABLES
-        )
-    built = _HELD[request.digest]
-    return result.keep(built, built.found["structure"], built.executable(leaves))
-
-
-class _Result:
-    """What a program gives for these very arguments, kept where it is small: the same seed gives the same parameters,
-    and to read them takes a tenth of the time of loading the program that makes them."""
-
-    def __init__(self, request: Request, leaves: Sequence[Any]) -> None:
-        store = open_store()
-        ask = not (settings.cold or settings.verify or request.code.refusals)
-        self._store = store if ask else None
-        if self._store is not None:
-            digest = hashlib.sha256(request.digest.encode())
-            for leaf in leaves:
-                digest.update(_bytes(leaf))
-            self._key = digest.hexdigest()
-
-    def known(self) -> Any:
-        data = self._store.fact(self._key) if self._store is not None else None
-        if data is None:
-            return None
-        try:
-            structure, arrays = pickle.loads(data)
-        except Exception:  # whatever pickle raises for a class that is gone
-            return None
-        return jax.tree.unflatten(structure, jax.device_put(arrays, jax.devices()[0]))
-
-    def keep(self, built: Built, structure: Any, leaves: Sequence[Any]) -> Any:
-        small = all(_is_plain(leaf) for leaf in leaves) and sum(leaf.nbytes for leaf in leaves) <= _KEPT_BYTES
-        if self._store is not None and small and not built.kept_out:
-            self._store.keep_fact(self._key, pickle.dumps((structure, [np.asarray(leaf) for leaf in leaves])))
-        return jax.tree.unflatten(structure, leaves)
-
-
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _bytes(leaf: Any) -> bytes:
-    if isinstance(leaf, jax.Array) and not _is_plain(leaf):
-        leaf = jax.random.key_data(leaf)
-    return np.ascontiguousarray(np.asarray(leaf)).tobytes()
+    built = _HELD.get(request.digest)
+    if built is None:
+        built = build(request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=_EXECUTABLES)
+        if not built.kept_out:  # what content does not decide is traced anew each time
+            _HELD[request.digest] = built
+    return jax.tree.unflatten(built.found["structure"], built.executable(leaves))
 
 
 def _canonical(leaf: Any) -> np.ndarray:

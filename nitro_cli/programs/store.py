@@ -3,8 +3,7 @@
     <root>/                    the user's own, mode 0700
       programs/<experiment>/<program>/<key>/<fields>.json     what one program depended on, and where its executable is
       executables/<digest>     the executable, found by the digest of the lowered program, behind a checksum
-      facts/<key>              small answers that would take a trace to find
-    jax/<version and machine>/                              jax's own compilation cache, for all other programs
+      jax/<version and machine>/                              jax's own compilation cache, for all other programs
       runs.jsonl               what each run compiled and loaded
       locks/
 
@@ -46,7 +45,6 @@ _TMP = r"(\.\d+\.[0-9a-f]+\.tmp)?"
 _OWN_FOLDERS = {
     "programs": re.compile(r"[^/]+/[^/]+/[0-9a-f]{40}/[0-9a-f]{16}\.(json|uses)" + _TMP),
     "executables": re.compile("[0-9a-f]{64}" + _TMP),
-    "facts": re.compile("[0-9a-f]{64}" + _TMP),
     "jax": re.compile(r"[^/]+-[0-9a-f]{12}/([^/]+-(cache|atime)|\.checked|\.lockfile)"),
     "locks": re.compile(r"([0-9a-f]{40}|prune)\.lock"),
 }
@@ -203,21 +201,13 @@ class Store:
             folder = _private(self.root / "locks")
             lock = FileLock(folder / f"{key[:40]}.lock", timeout=WAIT_SECONDS)
             lock.acquire()
-        except (Timeout, OSError):
+        except (Timeout, OSError, NotImplementedError):
             lock = None
         try:
             yield
         finally:
             if lock is not None:
                 lock.release()
-
-    def fact(self, key: str) -> bytes | None:
-        """What was kept under a key by ``keep_fact``; None where there is nothing whole."""
-        data = _read(self.root / "facts" / key) or b""
-        return data[32:] if data[:32] == _checksum(key, data[32:]) else None
-
-    def keep_fact(self, key: str, answer: bytes) -> None:
-        _write(self.root / "facts" / key, _checksum(key, answer) + answer)
 
     def note_run(self, facts: Mapping[str, Any]) -> None:
         """Append one run's counters."""
@@ -287,7 +277,7 @@ class Store:
             lock = FileLock(_private(self.root / "locks") / "prune.lock", timeout=0)
             with lock:
                 return self._prune(max_bytes, max_days)
-        except (Timeout, OSError):
+        except (Timeout, OSError, NotImplementedError):
             return 0
 
     def tidy(self) -> None:
@@ -304,7 +294,7 @@ class Store:
             _remove(path)
         entries = {path: self._entry(path) for path in self._entry_paths()}
         shared = Counter(entry.executable for entry in entries.values() if entry is not None)
-        others = self._own("jax", "facts")
+        others = self._own("jax")
         size, oldest = self.size(), time.time() - max_days * 86400
         for path in sorted([*entries, *others], key=_modified):
             if _modified(path) >= oldest and size <= max_bytes:

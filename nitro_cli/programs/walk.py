@@ -50,7 +50,7 @@ _CLASS_NOISE = frozenset(
             "__type_params__",
             "__nitro_view__",
             "__nitro_viewed__",
-            "__match_args__ of a dataclass",
+            "__match_args__",
         ),
         *("__non_callable_proto_members__", "__protocol_attrs__", "__callable_proto_members_only__"),
     )

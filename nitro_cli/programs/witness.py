@@ -118,7 +118,7 @@ def _generated(code: types.CodeType) -> bool:
     return code.co_filename.startswith("<") and code.co_name.startswith("__")
 
 
-_NITRO = str(Path(__file__).resolve().parent.parent)
+_NITRO = f"{Path(__file__).resolve().parent.parent}{os.sep}"
 _JAX = str(Path(str(jax.__file__)).resolve().parent)
 _OF_CODE = ("linecache.py", "inspect.py", "importlib/__init__.py")
 

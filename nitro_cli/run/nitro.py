@@ -21,7 +21,6 @@ from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.optim.leaves import Leaves
-from nitro_cli.programs.ahead import load_ahead
 from nitro_cli.programs.cache import Program
 from nitro_cli.programs.jax_cache import use_jax_cache
 from nitro_cli.programs.training import optimizer_state
@@ -71,7 +70,6 @@ class Nitro:
         **knobs: Any,
     ) -> None:
         use_jax_cache()
-        load_ahead(type(e).__qualname__)
         weights, resume = named_weights(e, weights, root), named_run(e, resume, root)
         if resume is not None and isinstance(weights, tuple):
             raise UsageError("resume and weights exclude each other", "resume continues a run; weights start a new one")
