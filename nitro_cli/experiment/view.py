@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
+from pydantic import BaseModel
+
 from nitro_cli.errors import ExperimentError
 from nitro_cli.experiment.markers import Marker
 from nitro_cli.experiment.traits import config_metadata
@@ -155,7 +157,15 @@ def _view_class(cls: type) -> Any:
     if "__nitro_view__" not in cls.__dict__:
         body: dict[str, Any] = {name: _field(name, info.marker) for name, info in config_metadata(cls).items()}
         body |= {"__nitro_viewed__": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        body |= {"__setattr__": _frozen, "__delattr__": _frozen, "__repr__": _repr, "__doc__": cls.__doc__}
+        body |= {
+            "__setattr__": _frozen,
+            "__delattr__": _frozen,
+            "__repr__": _repr,
+            "__str__": _repr,
+            "__doc__": cls.__doc__,
+        }
+        if getattr(cls, "__iter__", None) is BaseModel.__iter__:  # dict(self); an __iter__ of the user's own stays
+            body["__iter__"] = _iter
         body |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
         # Past pydantic's metaclass: nothing is validated and no field is declared anew.
         make = abc.ABCMeta.__new__ if isinstance(cls, abc.ABCMeta) else type.__new__
@@ -184,6 +194,20 @@ def _frozen(self: Any, name: str, *value: Any) -> NoReturn:
     )
 
 
+def _all_read(self: Any) -> None:
+    """What shows or hands out the whole view reads each of its GraphConst fields."""
+    active = _TRACE.get()
+    if active is not None and active[1] is not None:
+        infos = config_metadata(type(self))
+        active[1].update(name for name, info in infos.items() if info.marker is Marker.GRAPHCONST)
+
+
+def _iter(self: Any) -> Iterator[tuple[str, Any]]:
+    _all_read(self)
+    return iter([(name, self.__dict__[name]) for name in config_metadata(type(self))])
+
+
 def _repr(self: Any) -> str:
+    _all_read(self)
     values = ", ".join(f"{name}={self.__dict__[name]!r}" for name in config_metadata(type(self)))
     return f"<view of {type(self).__name__}({values})>"

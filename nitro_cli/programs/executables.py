@@ -60,7 +60,7 @@ class FirstCall:
     """A loaded executable, until it is known to run on this machine.
 
     Its first call keeps copies of what it is given by donation and waits for the result; should it fail, ``anew``
-    gives another executable, which is called with the copies. From then on a call costs nothing more than the executable's own.
+    gives another executable, which is called with the copies. From then on it only passes calls on.
     """
 
     def __init__(self, executable: Any, donate: Sequence[int], anew: Callable[[Exception], Any]) -> None:

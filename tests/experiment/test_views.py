@@ -208,3 +208,15 @@ def test_tracing_collects_the_graphconst_fields_that_are_read() -> None:
     view.double()
     assert reads == set()
     assert not in_trace()
+
+
+@pytest.mark.parametrize("look", [lambda view: dict(view)["width"], repr, str])
+def test_what_shows_the_whole_view_reads_every_graphconst_field(look):
+    class Shown(Experiment):
+        width: GraphConst[int] = 3
+        rate: Device[float] = 0.5
+
+    reads: set[str] = set()
+    with tracing("loss", reads):
+        look(compile_view(Shown()))
+    assert reads == {"width"}
