@@ -159,6 +159,7 @@ with StopSignals() as stop:
     os.kill(pid, signal.SIGTERM)
     _, status = os.waitpid(pid, 0)
     print("ready", flush=True)
+    time.sleep(0.5)  # lines that arrive together are read together, and the test reads the first one by itself
     print(os.WTERMSIG(status), stop.requested)
 """
     assert finish(child(code)) == (f"{int(signal.SIGTERM)} None\n", "", 0)
