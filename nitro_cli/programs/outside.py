@@ -96,7 +96,9 @@ _METHODS = {
     **dict.fromkeys((("date", name) for name in ("today",)), CLOCK),
 }
 # Attributes that mean reading, whatever has them.
-_ATTRIBUTES = dict.fromkeys(("read_text", "read_bytes", "exists", "is_file", "is_dir", "iterdir", "rglob"), FILES)
+_ATTRIBUTES: dict[str, str] = dict.fromkeys(
+    ("read_text", "read_bytes", "exists", "is_file", "is_dir", "iterdir", "rglob"), FILES
+)
 # Functions of libraries that are called so: ``pandas.read_csv``, ``gzip.open``, ``PIL.Image.open``.
 _LIBRARY_PREFIX, _LIBRARY_OPEN = "read_", "open"
 # Special methods for which the interpreter's own hash and identity are the point.
