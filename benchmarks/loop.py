@@ -127,9 +127,8 @@ def main() -> int:
     print(f"{'step':8} {'hand-written us':>16} {'nitro us':>10} {'ratio':>7} {'(processes)':>15} {'overhead us':>12}")
     for name in args.only.split(","):
         runs = [child(name) for _ in range(args.processes)]
-        hand, ours = (
-            1e6 * statistics.median(s for r in runs for s in r["seconds"][kind]) for kind in ("hand", "nitro")
-        )
+        seconds = {kind: [s for run in runs for s in run["seconds"][kind]] for kind in ("hand", "nitro")}
+        hand, ours = (1e6 * statistics.median(values) for values in seconds.values())
         middles = [statistics.median(ratios(run)) for run in runs]
         middle = statistics.median(ratio for run in runs for ratio in ratios(run))
         spread = f"{min(middles):.3f}..{max(middles):.3f}"
