@@ -196,6 +196,29 @@ def test_decaying_twice_is_refused(snapshot):
     assert str(caught.value) == snapshot
 
 
+def test_decay_by_another_name_is_decay_and_decay_by_nothing_is_none():
+    adafactor = functools.partial(optax.adafactor, weight_decay_rate=0.1)
+    with pytest.raises(ExperimentError, match=r"partial\(optax.adafactor, weight_decay_rate=0.2\)"):
+        plan_for(experiment(adafactor, weight_decay=0.2), params())
+    with pytest.raises(ExperimentError, match=r"partial\(optax.contrib.muon, weight_decay=0.2\)"):
+        plan_for(experiment(functools.partial(contrib.muon, weight_decay=0.1), weight_decay=0.2), params())
+    assert not plan_for(experiment(adafactor, weight_decay=0.0), params()).groups[0].decays
+    assert (
+        plan_for(experiment(functools.partial(optax.lamb, weight_decay=0.0), weight_decay=0.2), params())
+        .groups[0]
+        .decays
+    )
+
+
+def test_a_number_is_no_anchor():
+    class Number(Bare):
+        def decay_anchor(self, group):
+            return {"w": 1.0}
+
+    with pytest.raises(ExperimentError, match="it is 'zero', 'w0' or a tree of arrays"):
+        plan_for(Number(weight_decay=0.1), params())
+
+
 class BadGroup(Bare):
     def param_group(self, path, leaf):
         return None
