@@ -210,6 +210,24 @@ def test_decay_by_another_name_is_decay_and_decay_by_nothing_is_none():
     )
 
 
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda hp: optax.masked(optax.sgd(hp.learning_rate), {"x": True}), "hp.decay_mask has it"),
+        (lambda hp: optax.sgd(1.0) if hp.learning_rate > 0 else optax.adam(1.0), "choose by a GraphConst field"),
+        (lambda hp: optax.sgd(float(hp.learning_rate)), "choose by a GraphConst field"),
+    ],
+)
+def test_a_transformation_that_fails_is_the_users_to_mend(build, said):
+    class Whole(Bare):
+        def optimizer(self, group, hp):
+            return build(hp)
+
+    plan = plan_for(Whole(), params())
+    with pytest.raises(ExperimentError, match=said):
+        unused_hyperparameters(plan, plan.groups[0])
+
+
 def test_a_number_is_no_anchor():
     class Number(Bare):
         def decay_anchor(self, group):
