@@ -21,8 +21,9 @@ from nitro_cli.errors import ExperimentError, NitroError
 from nitro_cli.suggest import did_you_mean, listed
 
 _FIX = "return a factory: `return optax.adam`, or with settings `return functools.partial(optax.adam, b1=0.8)`"
+# Arguments by which a factory decays by itself; the second is adafactor's.
+_DECAYS = ("weight_decay", "weight_decay_rate")
 # Wrappers that gather several gradients by themselves, by the name of their state.
-_DECAYS = ("weight_decay", "weight_decay_rate")  # the second is adafactor's
 _ACCUMULATING = ("MultiStepsState", "ApplyEvery", "ApplyEveryState")
 
 

@@ -40,7 +40,7 @@ def _structure(value: Any) -> Parts:
     children = [(f"/{index}", child) for index, child in enumerate(value.children())]
     if data is None:
         return Parts("tree leaf" if value.num_leaves else "tree None", children)
-    return Parts("tree node", [(" is a", data[0]), (" holds", data[1]), *children])
+    return Parts(f"tree node of {atoms.name_of(data[0])}", [(" is a", data[0]), (" holds", data[1]), *children])
 
 
 def _jitted(value: Any) -> Parts | None:

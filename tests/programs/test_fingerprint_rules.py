@@ -141,6 +141,7 @@ VALUES = {
         "None",
     ),
     "the structure of a tree": ("K = jax.tree.structure({})\ndef f(x): return K", "{'a': 1}", "{'b': 1}"),
+    "the kind of a tree": ("K = jax.tree.structure({})\ndef f(x): return K", "[1, 2]", "(1, 2)"),
     "a specification": ("K = jax.ShapeDtypeStruct(({},), jnp.float32)\ndef f(x): return K", "1", "2"),
     "an optimizer": ("K = optax.adam({})\ndef f(x): return K", "1e-3", "1e-4"),
     "a chain of optimizers": ("K = optax.chain(optax.scale({}), optax.sgd(1))\ndef f(x): return K", "1.0", "2.0"),
