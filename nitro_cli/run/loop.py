@@ -56,7 +56,7 @@ class EpochLoop:
         self.next_fetch = 0.0
         self.host_rows: list[dict[str, float]] = []
         self.host_rows_per_step = 1
-        self.data_wait_frac = 0.0
+        self.data_wait_frac = self.data_wait_seconds = 0.0
         self.began = False
 
     def trained_hooks(self) -> Sequence[str]:
@@ -101,6 +101,7 @@ class EpochLoop:
             raise
         self.fetch(everything=True)
         elapsed = time.perf_counter() - started
+        self.data_wait_seconds = wait
         self.data_wait_frac = wait / elapsed if elapsed > 0 else 0.0
         return complete
 

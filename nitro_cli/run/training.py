@@ -25,7 +25,9 @@ from nitro_cli.run.stop import StopSignals
 if TYPE_CHECKING:
     from nitro_cli.run.nitro import Nitro
 
-DATA_WAIT_WARNING = 0.25
+# Waiting for batches is worth a word where it takes more than both of an epoch. A share alone says nothing where an epoch
+# takes milliseconds on a busy machine.
+DATA_WAIT_FRACTION, DATA_WAIT_SECONDS = 0.25, 0.2
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,11 @@ class Training:
             data_wait_frac=frac,
         )
         self.compile_seconds = 0.0
-        self._warn_of_waiting(frac, epoch)
+        self._warn_of_waiting(frac, loop.data_wait_seconds, epoch)
 
-    def _warn_of_waiting(self, frac: float, epoch: int) -> None:
-        if frac <= DATA_WAIT_WARNING or epoch != 2:  # the first epoch starts its loaders; once is enough
+    def _warn_of_waiting(self, frac: float, seconds: float, epoch: int) -> None:
+        little = frac <= DATA_WAIT_FRACTION or seconds <= DATA_WAIT_SECONDS
+        if little or epoch != 2:  # the first epoch starts its loaders; once is enough
             return
         self.nitro.notify(
             "warning",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -484,3 +485,27 @@ def test_fields_that_no_hook_declares_may_be_anything(handle):
     n = handle(Measured(), data={"train": loader, "val": loader})
     assert n.train().status == "finished"
     assert math.isfinite(n.history[0]["val_error"])
+
+
+class Slow:
+    """The batches of another loader, each after some seconds."""
+
+    def __init__(self, source, seconds):
+        self.source, self.seconds = source, seconds
+
+    def __len__(self):
+        return len(self.source)
+
+    def __iter__(self):
+        for batch in self.source:
+            time.sleep(self.seconds)
+            yield batch
+
+
+@pytest.mark.parametrize(("seconds", "warnings"), [(0.12, 1), (0.002, 0)])
+def test_waiting_for_data_is_worth_a_warning_where_it_costs_something(handle, seconds, warnings):
+    watcher, data = Watcher(), splits()
+    data["train"] = Slow(data["train"], seconds)
+    handle(Line(max_epochs=3), data=data, observer=watcher).train()
+    assert min(facts["data_wait_frac"] for facts in watcher.of("epoch")[1:]) > 0.25
+    assert len([each for each in watcher.warnings if "waiting for data" in each]) == warnings
