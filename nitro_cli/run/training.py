@@ -25,8 +25,8 @@ from nitro_cli.run.stop import StopSignals
 if TYPE_CHECKING:
     from nitro_cli.run.nitro import Nitro
 
-# Waiting for batches is worth a word where it takes more than both of an epoch. A share alone says nothing where an epoch
-# takes milliseconds on a busy machine.
+# Waiting for batches is worth a word where it takes more than both of an epoch. A share alone says nothing where
+# an epoch takes milliseconds on a busy machine.
 DATA_WAIT_FRACTION, DATA_WAIT_SECONDS = 0.25, 0.2
 
 
