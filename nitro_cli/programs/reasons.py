@@ -59,6 +59,8 @@ def _unused(entry: Entry) -> str:
 def explain(request: Request, known: Iterable[Known]) -> str:
     """The differences from the nearest of ``known``; of equally near ones the first."""
     candidates = [(differences(old, request), old) for old in known]
+    if request.digest[:40] in settings.damaged:
+        return "its entry in the store was damaged"
     if not candidates:
         return "first use"
     nearest, old = min(candidates, key=lambda candidate: len(candidate[0]))
