@@ -14,7 +14,6 @@ import inspect
 import os
 import types
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from nitro_cli.experiment.markers import Marker
@@ -67,7 +66,7 @@ _KEPT: dict[int, tuple[int, Any]] = {}
 class Walk:
     def __init__(self, owner: Any) -> None:
         self.entries: dict[str, str] = {}
-        self.places: dict[str, str] = {}
+        self.places: dict[str, types.CodeType] = {}
         self.refusals: dict[str, None] = {}
         self.codes: set[types.CodeType] = set()
         self.libraries: set[str] = set()
@@ -226,7 +225,7 @@ class Walk:
         if user:
             self.codes.update(code.codes)
             self.put(node, f"code {atoms.digest(' '.join([code.digest, *sorted(folded)]))}")
-            self.places[node] = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
+            self.places[node] = function.__code__
         else:
             self.library(function)
             module = function.__globals__.get("__name__")
