@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -246,20 +247,21 @@ def test_a_disk_that_refuses_is_told_of_by_what_it_refused(store, monkeypatch, r
 # ---- the list of runs
 
 
-def _note(root: Path, name: str) -> None:
-    for number in range(60):
-        Store(root).note_run({"run_dir": f"{name}{number}"})
+NOTE = """
+import sys
+from pathlib import Path
+from nitro_cli.programs.store import Store
+for number in range(60):
+    Store(Path(sys.argv[1])).note_run({"run_dir": f"{sys.argv[2]}{number}"})
+"""
 
 
 def test_no_run_is_lost_while_another_process_trims_the_list(store, monkeypatch):
     for number in range(40):
         store.note_run({"run_dir": str(number)})
     monkeypatch.setattr(stores, "KEPT_RUNS", 120)
-    spawn = multiprocessing.get_context("fork")
-    noting = [spawn.Process(target=_note, args=(store.root, name)) for name in "ab"]
-    for process in noting:
-        process.start()
-    while any(process.is_alive() for process in noting):
+    noting = [subprocess.Popen([sys.executable, "-c", NOTE, str(store.root), name]) for name in "ab"]
+    while any(process.poll() is None for process in noting):
         store._trim_runs()
     store._trim_runs()
     assert {row["run_dir"] for row in store.runs()} == {f"{name}{n}" for name in "ab" for n in range(60)}
