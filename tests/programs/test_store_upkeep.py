@@ -257,7 +257,7 @@ for number in range(60):
 
 
 def test_no_run_is_lost_while_another_process_trims_the_list(store, monkeypatch):
-    for number in range(40):
+    for number in range(120):
         store.note_run({"run_dir": str(number)})
     monkeypatch.setattr(stores, "KEPT_RUNS", 120)
     noting = [subprocess.Popen([sys.executable, "-c", NOTE, str(store.root), name]) for name in "ab"]
