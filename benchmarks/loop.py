@@ -1,6 +1,6 @@
-"""Nitro's loop against a hand-written one: the same loss, optimizer, data and number of steps, in fresh processes.
+"""Nitro's loop beside a hand-written one: the same loss, optimizer, data and number of steps, epoch by epoch in turn.
 
-    python -m benchmarks.loop [--pairs 5] [--only null,digits,narrow,million,wide]
+    python -m benchmarks.loop [--processes 3] [--only null,digits,narrow,million,wide]
 
 Prints a table of microseconds per step and their ratio. See benchmarks/README.md for how to read it.
 """
@@ -8,20 +8,24 @@ Prints a table of microseconds per step and their ratio. See benchmarks/README.m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def hand_written(name: str) -> dict:
-    """jit, donation, no readback in the loop, one wait at its end: the fastest plain loop."""
+def hand_written(name: str) -> tuple[Callable[[int], None], Callable[[], float]]:
+    """jit, donation, no readback in the loop, one wait at its end: the fastest plain loop.
+
+    Returns what trains the epoch of a number, and what gives a number that tells the parameters.
+    """
     import jax
     import numpy as np
     import optax
@@ -29,7 +33,7 @@ def hand_written(name: str) -> dict:
     from benchmarks.workloads import WORKLOADS
     from nitro_cli import compile_view
 
-    cls, epochs = WORKLOADS[name]
+    cls, _ = WORKLOADS[name]
     e = cls()
     loader = e.build_data(None)["train"]
     model, ps, st = e.build_model(jax.random.key(e.seed))
@@ -49,25 +53,20 @@ def hand_written(name: str) -> dict:
         return optax.apply_updates(ps, updates), st, opt, (loss, metrics)
 
     step = jax.jit(step, donate_argnums=(0, 1, 2))
-    opt = jax.jit(tx.init)(ps)
+    held = [ps, st, jax.jit(tx.init)(ps)]
 
-    def epoch(ps, st, opt, number):
+    def epoch(number: int) -> None:
         loader.set_epoch(number)
+        ps, st, opt = held
         for batch in loader:
             ps, st, opt, _ = step(ps, st, opt, batch)
-        return ps, st, opt
+        held[:] = jax.block_until_ready([ps, st, opt])
 
-    ps, st, opt = jax.block_until_ready(epoch(ps, st, opt, 0))
-    first = magnitude(ps)
-    seconds = []
-    for number in range(1, epochs + 1):
-        start = time.perf_counter()
-        ps, st, opt = jax.block_until_ready(epoch(ps, st, opt, number))
-        seconds.append(time.perf_counter() - start)
-    return report(first, seconds, len(loader))
+    return epoch, lambda: magnitude(held[0])
 
 
-def nitro(name: str) -> dict:
+@contextlib.contextmanager
+def nitro(name: str) -> Iterator[tuple[Callable[[int], None], Callable[[], float]]]:
     """The loop of ``nitro train``: every step logged, divergence checked, ready to stop at any step."""
     import jax
 
@@ -76,19 +75,16 @@ def nitro(name: str) -> dict:
     from nitro_cli.loggers.jsonl import JsonLines
     from nitro_cli.run.loop import AutomaticLoop
 
-    cls, epochs = WORKLOADS[name]
-    handle = Nitro(cls())
+    handle = Nitro(WORKLOADS[name][0]())
     with tempfile.TemporaryDirectory() as folder, JsonLines(Path(folder) / "metrics.jsonl") as log:
         loop = AutomaticLoop(handle, log.write_many, lambda: False)
-        seconds, first = [], 0.0
-        for _ in range(epochs + 1):
-            start = time.perf_counter()
+
+        def epoch(number: int) -> None:
+            handle.state.epoch, handle.state.position = number, 0
             loop.run()
             jax.block_until_ready(handle.state.params)
-            seconds.append(time.perf_counter() - start)
-            first = first or magnitude(handle.parameters)
-            handle.state.epoch, handle.state.position = handle.state.epoch + 1, 0
-    return report(first, seconds[1:], len(handle.splits["train"]))
+
+        yield epoch, lambda: magnitude(handle.parameters)
 
 
 def magnitude(ps) -> float:
@@ -99,47 +95,58 @@ def magnitude(ps) -> float:
     return float(sum(np.abs(leaf).sum(dtype=np.float64) for leaf in jax.tree.leaves(ps)))
 
 
-def report(first: float, seconds: list[float], steps: int) -> dict:
-    return {"us": 1e6 * statistics.median(seconds) / steps, "best": 1e6 * min(seconds) / steps, "sum": first}
+def in_turn(name: str) -> dict:
+    """Both loops in this process, which goes first alternating; the first epoch of each compiles and is left out."""
+    from benchmarks.workloads import WORKLOADS
+
+    cls, epochs = WORKLOADS[name]
+    steps = len(cls().build_data(None)["train"])
+    with nitro(name) as ours:
+        both = {"hand": hand_written(name), "nitro": ours}
+        sums, seconds = {}, {kind: [] for kind in both}
+        for kind, (epoch, parameters) in both.items():
+            epoch(0)
+            sums[kind] = parameters()
+        for number in range(1, epochs + 1):
+            for kind in both if number % 2 else reversed(both):
+                start = time.perf_counter()
+                both[kind][0](number)
+                seconds[kind].append((time.perf_counter() - start) / steps)
+    return {"seconds": seconds, "same": abs(sums["hand"] - sums["nitro"]) <= 1e-4 * abs(sums["hand"])}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--only", default="null,digits,narrow,million,wide")
-    parser.add_argument("--child", nargs=2, metavar=("KIND", "NAME"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        kind, name = args.child
-        print(json.dumps({"hand": hand_written, "nitro": nitro}[kind](name)))
+        print(json.dumps(in_turn(args.child)))
         return 0
-    print(f"{'step':8} {'hand-written us':>16} {'nitro us':>10} {'ratio':>7} {'(pairs)':>15} {'overhead us':>12}")
+    print(f"{'step':8} {'hand-written us':>16} {'nitro us':>10} {'ratio':>7} {'(processes)':>15} {'overhead us':>12}")
     for name in args.only.split(","):
-        runs = {"hand": [], "nitro": []}
-        for pair in range(args.pairs):
-            for kind in ("hand", "nitro") if pair % 2 == 0 else ("nitro", "hand"):
-                runs[kind].append(child(kind, name))
-        same = abs(runs["hand"][0]["sum"] - runs["nitro"][0]["sum"]) <= 1e-4 * abs(runs["hand"][0]["sum"])
-        hand, ours = (statistics.median(r["us"] for r in runs[kind]) for kind in ("hand", "nitro"))
-        ratios = [b["us"] / a["us"] for a, b in zip(runs["hand"], runs["nitro"], strict=True)]
-        spread = f"{min(ratios):.2f}..{max(ratios):.2f}"
-        note = "" if same else "  PARAMETERS DIFFER"
-        middle = statistics.median(ratios)
+        runs = [child(name) for _ in range(args.processes)]
+        seconds = {kind: [s for run in runs for s in run["seconds"][kind]] for kind in ("hand", "nitro")}
+        hand, ours = (1e6 * statistics.median(values) for values in seconds.values())
+        middles = [statistics.median(ratios(run)) for run in runs]
+        middle = statistics.median(ratio for run in runs for ratio in ratios(run))
+        spread = f"{min(middles):.3f}..{max(middles):.3f}"
+        note = "" if all(run["same"] for run in runs) else "  PARAMETERS DIFFER"
         print(f"{name:8} {hand:16.1f} {ours:10.1f} {middle:7.3f} {spread:>15} {ours - hand:12.1f}{note}", flush=True)
     return 0
 
 
-def child(kind: str, name: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.loop", "--child", kind, name],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def ratios(run: dict) -> list[float]:
+    """Nitro's epochs over the hand-written ones beside them."""
+    return [ours / hand for hand, ours in zip(run["seconds"]["hand"], run["seconds"]["nitro"], strict=True)]
+
+
+def child(name: str) -> dict:
+    words = [sys.executable, "-m", "benchmarks.loop", "--child", name]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{kind} {name} failed:\n{done.stderr}")
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -84,9 +84,9 @@ class MillionMLP(WideMLP):
 
 
 WORKLOADS = {
-    "null": (NullStep, 4),
-    "digits": (MyExp, 60),
-    "narrow": (NarrowMLP, 6),
-    "million": (MillionMLP, 4),
-    "wide": (WideMLP, 3),
+    "null": (NullStep, 8),
+    "digits": (MyExp, 200),
+    "narrow": (NarrowMLP, 30),
+    "million": (MillionMLP, 24),
+    "wide": (WideMLP, 12),
 }

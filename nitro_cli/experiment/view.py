@@ -166,6 +166,7 @@ def _view_class(cls: type) -> Any:
         }
         if getattr(cls, "__iter__", None) is BaseModel.__iter__:  # dict(self); an __iter__ of the user's own stays
             body["__iter__"] = _iter
+        body |= {name: _whole(getattr(cls, name)) for name in _WHOLE if hasattr(cls, name) and name not in body}
         body |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
         # Past pydantic's metaclass: nothing is validated and no field is declared anew.
         make = abc.ABCMeta.__new__ if isinstance(cls, abc.ABCMeta) else type.__new__
@@ -200,6 +201,18 @@ def _all_read(self: Any) -> None:
     if active is not None and active[1] is not None:
         infos = config_metadata(type(self))
         active[1].update(name for name, info in infos.items() if info.marker is Marker.GRAPHCONST)
+
+
+# Methods of pydantic that hand out all fields.
+_WHOLE = ("model_dump", "model_dump_json", "model_copy", "dict", "json", "copy")
+
+
+def _whole(method: Any) -> Any:
+    def reads(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _all_read(self)
+        return method(self, *args, **kwargs)
+
+    return reads
 
 
 def _iter(self: Any) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ SMALL = 60
 _PLAIN = (bool, int, float, complex, type(None), type(...), type(NotImplemented))
 # Types written in C whose content is all in what they say of themselves.
 _BY_REPR = (
-    *(decimal.Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
     *(range, array.array),
 )
 _BUILT_IN = (
@@ -57,6 +57,9 @@ def atom(value: Any) -> str | None:
     if kind is slice:
         parts = [atom(part) for part in (value.start, value.stop, value.step)]
         return None if None in parts else f"slice {', '.join(map(str, parts))}"
+    if kind is decimal.Decimal:  # what is computed with it depends on the context
+        context = decimal.getcontext()
+        return f"{name_of(kind)} {short(repr(value))} to {context.prec} digits, {context.rounding}"
     if kind in _BY_REPR:
         return f"{name_of(kind)} {short(repr(value))}"
     if kind is re.Pattern:
@@ -81,10 +84,16 @@ def _pure(value: Any) -> str | None:
         if text is None:
             return None
         texts.append(text)
-    if type(value) is frozenset:
+    if type(value) is frozenset and not ordered(value):
         texts.sort()
     joined = ", ".join(texts)
     return f"{type(value).__name__} ({joined if len(joined) <= 2 * SMALL else digest(joined)})"
+
+
+def ordered(value: Any) -> bool:
+    """Whether a set goes by the same order in every process that fills it in the same way: numbers do, and what hashes
+    by text or by address does not."""
+    return len(value) < 2 or all(type(each) in (int, bool, float) for each in value)
 
 
 def _scalar(value: np.generic) -> str:
@@ -111,7 +120,12 @@ def array_text(value: np.ndarray) -> str:
     shape = ",".join(map(str, value.shape))
     if value.ndim == 0 and not value.dtype.names:
         return f"{dtype_text(value.dtype)}[] {value.item()!r}"
-    return f"{dtype_text(value.dtype)}[{shape}] {_bytes(value)}"
+    return f"{dtype_text(value.dtype)}[{shape}] {_bytes(value)}{_order(value)}"
+
+
+def _order(value: np.ndarray) -> str:
+    """How an array lies in memory, which ``ravel("K")`` and the like show, where it is not row by row."""
+    return "" if value.flags.c_contiguous else f" strides {value.strides}"
 
 
 def _bytes(value: np.ndarray) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nitro_cli.programs import libraries
-from nitro_cli.programs.atoms import atom, built_in, name_of
+from nitro_cli.programs.atoms import atom, built_in, name_of, ordered
 from nitro_cli.programs.chains import MISSING, imported, start, step
 from nitro_cli.programs.code import Scan
 from nitro_cli.programs.libraries import is_user_class, is_user_function, is_user_module
-from nitro_cli.programs.outside import outside, outside_attribute, outside_module, outside_names
+from nitro_cli.programs.outside import UNORDERED, is_path, outside, outside_attribute, outside_module, outside_names
 
 if TYPE_CHECKING:
     from nitro_cli.programs.walk import Walk
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _SEARCH = frozenset(
     ("operator.attrgetter", "operator.methodcaller", "inspect.getmembers", "inspect.getattr_static", "inspect.getmro")
 )
+# Values among the built-in names; all others there are functions and classes.
+_BUILT_IN = frozenset(("None", "True", "False", "NotImplemented", "Ellipsis", "__debug__", "__name__", "__doc__"))
 
 
 class Names:
@@ -36,6 +38,7 @@ class Names:
         self._node = node
         self._function = function
         self._code = code
+        self._paths = False
 
     def look_up(self) -> None:
         namespace = self._function.__globals__
@@ -45,11 +48,13 @@ class Names:
             if is_built_in:
                 self._built_in(chain, value)
             elif value is not MISSING:
-                self._chain(f"{space}.{chain[0]}", value, chain[1:])
+                self._chain(f"{space}.{chain[0]}", value, chain[1:], chain in self._code.iterated)
         self._captured()
         self._imported(namespace.get("__package__"))
-        for phrase in outside_names(self._code.attributes):
+        for phrase in outside_names(self._code.attributes, self._paths):
             self._refuse(phrase)
+        if self._code.unordered:
+            self._refuse(UNORDERED)
         for name in self._code.assigned:
             self._refuse(f"assigns to {name}, which is global")
         if "__dict__" in self._code.attributes:
@@ -64,7 +69,7 @@ class Names:
                 value = cells[chain[0]].cell_contents
             except ValueError:  # not yet filled: a function that refers to itself before it is bound
                 continue
-            self._chain(f"{self._node}.{chain[0]}", value, chain[1:])
+            self._chain(f"{self._node}.{chain[0]}", value, chain[1:], chain in self._code.iterated)
 
     def _imported(self, package: Any) -> None:
         bound: dict[str, tuple[str, Any]] = {}
@@ -76,7 +81,7 @@ class Names:
                     bound[local] = (f"{each.module.lstrip('.')}.{dict(each.bound).get(local, local)}", value)
         for chain in self._code.imported:
             if chain[0] in bound:
-                self._chain(*bound[chain[0]], chain[1:])
+                self._chain(*bound[chain[0]], chain[1:], chain in self._code.iterated)
 
     def _built_in(self, chain: tuple[str, ...], value: Any) -> None:
         name = chain[0]
@@ -87,7 +92,7 @@ class Names:
                 self._namespace()
             elif name in ("vars", "dir"):
                 self._any_method(f"{name}()")
-        elif atom(value) is None:  # somebody bound the name to something of his own
+        elif name not in _BUILT_IN:  # somebody bound the name to something of his own
             self._chain(f"builtins.{name}", value, chain[1:])
 
     def _namespace(self) -> None:
@@ -100,9 +105,10 @@ class Names:
         else:
             self._refuse("takes names from globals()")
 
-    def _chain(self, label: str, value: Any, attributes: tuple[str, ...]) -> None:
-        """``label`` and what is read from it, as far as that is sure."""
+    def _chain(self, label: str, value: Any, attributes: tuple[str, ...], iterated: bool = False) -> None:
+        """``label`` and what is read from it, as far as that is sure; ``iterated`` where the code goes through it."""
         holder = None
+        self._paths = self._paths or is_path(value)
         if self._outside(value):
             return
         for name in attributes:
@@ -118,6 +124,8 @@ class Names:
             value, holder = found, value
             if self._outside(value):
                 return
+        if iterated and isinstance(value, (set, frozenset)) and not ordered(value):
+            self._refuse(UNORDERED)
         self._end(label, value, holder)
 
     def _label(self, value: Any, label: str) -> str:

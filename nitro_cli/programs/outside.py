@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import pathlib
 import sys
 import types
 from typing import Any
@@ -16,6 +17,8 @@ CLOCK, RANDOM, FILES = "reads the clock", "draws random numbers", "reads files"
 ENVIRONMENT, SYSTEM, NETWORK = "reads the environment", "asks the operating system", "uses the network"
 TEXT, IMPORTS, CALLERS = "runs text as code", "imports by a computed name", "looks at its callers"
 INTERPRETER, IDENTITY = "asks the interpreter", "depends on where objects lie in memory or on the hash seed"
+UNORDERED = "goes through a set, whose order is another one in every process: sorted() makes it one"
+WRITTEN, SUBCLASSES = "reads how code is written", "asks which subclasses were defined"
 
 
 def _words(text: str) -> frozenset[str]:
@@ -70,6 +73,7 @@ _NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("getsource", "getsourcelines", "getsourcefile", "getfile", "findsource", "getcomments"), FILES
         ),
+        **_each("getdoc get_annotations", WRITTEN),
     },
     "traceback": dict.fromkeys(("extract_stack", "format_stack", "print_stack", "walk_stack"), CALLERS),
     "importlib": {"import_module": IMPORTS, "reload": IMPORTS, "__import__": IMPORTS},
@@ -83,7 +87,12 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "io": dict.fromkeys(("open", "open_code", "FileIO"), FILES),
     "codecs": {"open": FILES},
-    "numpy": _each("load loadtxt genfromtxt fromfile fromregex memmap DataSource", FILES),
+    "numpy": {
+        **_each("load loadtxt genfromtxt fromfile fromregex memmap DataSource", FILES),
+        **_each("geterr geterrcall getbufsize get_printoptions", INTERPRETER),
+    },
+    "decimal": _each("getcontext setcontext", INTERPRETER),
+    "typing": _each("get_type_hints", WRITTEN),
     "jax.numpy": dict.fromkeys(("load", "fromfile"), FILES),
     "threading": dict.fromkeys(("get_ident", "get_native_id", "current_thread", "active_count"), INTERPRETER),
     "weakref": dict.fromkeys(("ref", "proxy", "WeakValueDictionary", "WeakKeyDictionary", "WeakSet"), INTERPRETER),
@@ -95,10 +104,15 @@ _METHODS = {
     **dict.fromkeys((("datetime", name) for name in ("now", "utcnow", "today")), CLOCK),
     **dict.fromkeys((("date", name) for name in ("today",)), CLOCK),
 }
-# Attributes that mean reading, whatever has them.
-_ATTRIBUTES: dict[str, str] = dict.fromkeys(
-    ("read_text", "read_bytes", "exists", "is_file", "is_dir", "iterdir", "rglob"), FILES
-)
+# Attributes that mean as much whatever has them.
+_ATTRIBUTES: dict[str, str] = {
+    **_each("read_text read_bytes exists is_file is_dir is_symlink is_mount iterdir rglob scandir samefile", FILES),
+    **_each("co_firstlineno co_filename co_lines co_positions co_linetable co_code tb_lineno f_lineno", WRITTEN),
+    **_each("__doc__ __annotations__ annotation return_annotation", WRITTEN),
+    "__subclasses__": SUBCLASSES,
+}
+# And those that mean it in code that names a path: elsewhere they are words like others.
+_OF_PATHS: dict[str, str] = _each("stat lstat glob walk open resolve absolute expanduser cwd home owner group", FILES)
 # Functions of libraries that are called so: ``pandas.read_csv``, ``gzip.open``, ``PIL.Image.open``.
 _LIBRARY_PREFIX, _LIBRARY_OPEN = "read_", "open"
 # Special methods for which the interpreter's own hash and identity are the point.
@@ -137,12 +151,21 @@ def outside_module(module: types.ModuleType) -> str | None:
     return f"{whole[0]} ({module.__name__})" if whole is not None else None
 
 
-def outside_names(attributes: frozenset[str]) -> list[str]:
-    """The same for attributes of objects that are not known before the code runs."""
-    return [f"{_ATTRIBUTES[name]} (.{name})" for name in sorted(attributes & _ATTRIBUTES.keys())]
+def outside_names(attributes: frozenset[str], paths: bool) -> list[str]:
+    """The same for attributes of objects that are not known before the code runs, which may be ``paths``."""
+    table = _ATTRIBUTES | _OF_PATHS if paths else _ATTRIBUTES
+    return [f"{table[name]} (.{name})" for name in sorted(attributes & table.keys())]
+
+
+def is_path(value: Any) -> bool:
+    """Whether a value is a path, a class of paths, or the module that has them."""
+    kind = value if isinstance(value, type) else type(value)
+    return issubclass(kind, pathlib.PurePath) or value is pathlib
 
 
 def _by_name(value: Any) -> str | None:
+    if type(value).__name__ == "ufunc" and value.__name__.endswith(" (vectorized)"):
+        return f"calls a function that is hidden in a ufunc ({value.__name__})"
     if not isinstance(value, (types.FunctionType, types.MethodType)):
         return None
     name, module = value.__name__, value.__module__ or ""

@@ -97,7 +97,9 @@ def _set(value: Any) -> Parts:
     if (texts := [atom(part) for part in value]) and None in texts:
         ordered = sorted(value, key=lambda part: fingerprint(part=part).digest())
         return Parts(type(value).__name__, [(f"[{index}]", part) for index, part in enumerate(ordered)])
-    return Parts(f"{type(value).__name__} ({atoms.short(', '.join(sorted(map(str, texts))))})", [])
+    if not atoms.ordered(value):
+        texts = sorted(map(str, texts))
+    return Parts(f"{type(value).__name__} ({atoms.short(', '.join(map(str, texts)))})", [])
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

@@ -242,6 +242,8 @@ class Walk:
             self._described(node, objects.single_dispatch(function))
             return
         folded = self._read(node, function, code) if user else []
+        if user and function.__name__ != function.__code__.co_name:
+            folded.append(f"called {function.__name__}")
         inner = function.__dict__.get("__wrapped__")
         if user:
             self.codes.update(code.codes)

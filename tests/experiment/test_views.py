@@ -210,7 +210,9 @@ def test_tracing_collects_the_graphconst_fields_that_are_read() -> None:
     assert not in_trace()
 
 
-@pytest.mark.parametrize("look", [lambda view: dict(view)["width"], repr, str])
+@pytest.mark.parametrize(
+    "look", [lambda view: dict(view)["width"], lambda view: view.model_dump(include={"width"}), repr, str]
+)
 def test_what_shows_the_whole_view_reads_every_graphconst_field(look):
     class Shown(Experiment):
         width: GraphConst[int] = 3

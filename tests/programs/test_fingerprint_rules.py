@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextvars
+import decimal
 import functools
 import re
 import subprocess
@@ -49,6 +50,12 @@ def load(monkeypatch):
     return load
 
 
+@pytest.fixture(autouse=True)
+def _decimal_digits():
+    with decimal.localcontext():
+        yield
+
+
 def of(module: types.ModuleType, owner: str | None = None) -> Fingerprint:
     return fingerprint(getattr(module, owner) if owner else None, f=module.f)
 
@@ -57,6 +64,18 @@ VALUES = {
     "the end of a chain": ("class A: pass\nC = A(); C.o = A(); C.o.k = {}\ndef f(x): return x * C.o.k", "1", "2"),
     "a slot": ("class A:\n  __slots__ = ('k',)\nC = A()\nC.k = {}\ndef f(x): return C.k", "1", "2"),
     "a class attribute": ("class A:\n  k = {}\ndef f(x): return A.k", "1", "2"),
+    "the order of an array in memory": (
+        "K = np.asarray([[1, 2], [3, 4]], order='{}')\ndef f(x): return K.ravel('K')",
+        "C",
+        "F",
+    ),
+    "the order in which numbers were put into a set": ("K = {}\ndef f(x): return list(K)", "\0 0, 8 \1", "\0 8, 0 \1"),
+    "the digits that decimal numbers are computed to": (
+        "K = decimal.Decimal(1)\ndecimal.getcontext().prec = {}\ndef f(x): return K / 3",
+        "28",
+        "6",
+    ),
+    "a name that a function was given": ("def g(x): pass\ng.__name__ = '{}'\ndef f(x): return g", "h", "i"),
     "an integer beyond 64 bits": ("K = {}\ndef f(x): return K", "2**70", "2**70 + 1"),
     "the sign of zero": ("K = {}\ndef f(x): return K", "0.0", "-0.0"),
     "a number and a truth value": ("K = {}\ndef f(x): return K", "1", "True"),
@@ -317,6 +336,19 @@ REFUSED = {
     "looks at its callers (inspect.stack)": "import inspect\ndef f(x): return inspect.stack()",
     "asks the interpreter (sys.argv)": "import sys\ndef f(x): return sys.argv",
     "depends on where objects lie in memory or on the hash seed (hash)": "def f(x): return hash('a')",
+    "reads files (.glob)": "import pathlib\nP = pathlib.PurePath('a')\ndef f(x): return list(P.glob('*'))",
+    "reads files (.stat)": "import pathlib\nP = pathlib.PurePath('a')\ndef f(x): return P.stat().st_size",
+    "reads files (.resolve)": "from pathlib import Path\ndef f(x): return Path('a').resolve()",
+    "asks which subclasses were defined (.__subclasses__)": "class A: pass\ndef f(x): return len(A.__subclasses__())",
+    "reads how code is written (.__doc__)": "class A:\n  'text'\ndef f(x): return len(A.__doc__)",
+    "reads how code is written (.__annotations__)": "def g(x: int): pass\ndef f(x): return g.__annotations__",
+    "reads how code is written (typing.get_type_hints)": "def g(x): pass\ndef f(x): return typing.get_type_hints(g)",
+    "reads how code is written (.co_firstlineno)": "def f(x): return f.__code__.co_firstlineno",
+    "asks the interpreter (numpy.geterr)": "def f(x): return np.geterr()",
+    "asks the interpreter (decimal.getcontext)": "def f(x): return decimal.getcontext().prec",
+    "calls a function that is hidden in a ufunc (g (vectorized))": (
+        "def g(x): return x\nK = np.frompyfunc(g, 1, 1)\ndef f(x): return K(x)"
+    ),
     "assigns to K, which is global": "K = 1\ndef f(x):\n  global K\n  K = 2\n  return x",
     "assigns to C.k, which is global": "C = types.SimpleNamespace()\ndef f(x):\n  C.k = 2\n  return x",
     "reads the clock (time)": "import time\ndef g(m): return m.time()\ndef f(x): return g(time)",
@@ -330,6 +362,51 @@ def test_what_the_outside_world_answers_is_refused_with_the_place(load, why):
     assert why in said
     assert set(said) <= {why, "reads files (.exists)"}  # os.path.exists is told twice: any .exists is
     assert found.refusals[0].startswith("`f` in work.py:")
+
+
+# Each is another order of "a" and "b", wherever a process draws a hash seed of its own.
+IN_NO_ORDER = [
+    "K = {'a', 'b'}\ndef f(x):\n  for k in K: x = g(k)\n  return x",
+    "K = frozenset(('a', 'b'))\ndef f(x): return [g(k) for k in K]",
+    "K = {'a', 'b'}\ndef f(x): return list(K)",
+    "K = {'a', 'b'}\ndef f(x): return dict(zip(K, x))",
+    "K = {'a', 'b'}\ndef f(x): return list(map(g, K))",
+    "K = {'a', 'b'}\ndef f(x): return [(i, k) for i, k in enumerate(K)]",
+    "class A: pass\nA.K = {'a', 'b'}\ndef f(x): return tuple(A.K)",
+    "def m():\n  K = {'a', 'b'}\n  def f(x): return list(K)\n  return f\nf = m()",
+    "def f(x):\n  for k in {'a', 'b'}: x = g(k)\n  return x",
+    "def f(x): return [g(k) for k in {x, 'b'}]",
+    "def f(x): return list(set(x))",
+    "def f(x): return [k for k in frozenset(x.names)]",
+    "def f(x): return list({k for k in x})",
+]
+IN_ANY_ORDER = [
+    "K = {'a', 'b'}\ndef f(x): return 'a' in K and x in {'c', 'd'}",
+    "K = {'a', 'b'}\ndef f(x): return [g(k) for k in sorted(K)], list(sorted(K))",
+    "K = {'a', 'b'}\ndef f(x): return [k for k in x if k not in K], list(x), len(K)",
+    "def f(x):\n  for k in sorted(set(x)): g(k)\n  return len({x, 1}), max({k for k in x})",
+    "K = {1, 2}\ndef f(x): return [g(k) for k in K]",
+    "K = {'a': 1, 'b': 2}\ndef f(x): return [g(k) for k in K], list(K)",
+]
+
+
+@pytest.mark.parametrize("source", IN_NO_ORDER)
+def test_the_order_of_a_set_is_refused_where_code_goes_by_it(load, source):
+    (refusal,) = of(load("def g(k): return k\n" + source)).refusals
+    assert refusal.endswith("goes through a set, whose order is another one in every process: sorted() makes it one")
+
+
+@pytest.mark.parametrize("source", IN_ANY_ORDER)
+def test_a_set_whose_order_does_not_show_is_not_refused(load, source):
+    assert of(load("def g(k): return k\n" + source)).refusals == ()
+
+
+def test_a_name_that_was_put_among_the_built_in_ones_counts(load, monkeypatch):
+    seen = set()
+    for value in (1.0, 2.0, lambda: 1, lambda: 2):
+        monkeypatch.setattr(builtins, "SCALE", value, raising=False)
+        seen.add(of(load("def f(x): return SCALE")).digest())
+    assert len(seen) == 4
 
 
 OPAQUE = {
@@ -354,6 +431,7 @@ def test_what_has_no_content_is_refused_and_is_never_equal_to_another(load, why)
 FINE = {
     "a lock": "K = threading.Lock()\ndef f(x):\n  with K: return x",
     "a logger": "K = logging.getLogger('a')\ndef f(x):\n  K.debug('here')\n  return x",
+    "a method that is called like one of paths": "def f(x): return x.stat().open",
     "paths as texts": "import os\ndef f(x): return os.path.join('a', 'b')",
     "the type of a date": "def f(x): return datetime.datetime(2020, 1, 1).year",
     "a hash of its own": "class A:\n  def __hash__(self): return hash(1)\na = A()\ndef f(x): return a",
