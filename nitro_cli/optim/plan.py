@@ -168,7 +168,8 @@ def _group(
     rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
     rule = traceable(rule, shapes)
     anchor = hooks["decay_anchor"](experiment, name)
-    if anchor is None or (isinstance(anchor, str) and anchor not in ("zero", "w0")):
+    named = isinstance(anchor, str) and anchor in ("zero", "w0")
+    if not named and (anchor is None or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(anchor))):
         raise ExperimentError(
             f"{owner}.decay_anchor returned {anchor!r} for group '{name}'; it is 'zero', 'w0' or a tree of arrays",
             "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",

@@ -22,6 +22,7 @@ from nitro_cli.suggest import did_you_mean, listed
 
 _FIX = "return a factory: `return optax.adam`, or with settings `return functools.partial(optax.adam, b1=0.8)`"
 # Wrappers that gather several gradients by themselves, by the name of their state.
+_DECAYS = ("weight_decay", "weight_decay_rate")  # the second is adafactor's
 _ACCUMULATING = ("MultiStepsState", "ApplyEvery", "ApplyEveryState")
 
 
@@ -64,7 +65,7 @@ class Rule:
     @property
     def decays_itself(self) -> bool:
         """Whether weight decay is one of the factory's own hyperparameters (``optax.adamw``)."""
-        return not self.whole and "weight_decay" in self.hyperparameters
+        return not self.whole and any(name in self.hyperparameters for name in _DECAYS)
 
     def build(
         self, values: Mapping[str, Any], decay_mask: Any = None, anchor: Any = None
@@ -141,15 +142,24 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
     settings = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty} | given
     settings.pop("learning_rate", None)
     numeric = {key: float(value) for key, value in settings.items() if _is_number(value)}
-    if "weight_decay" in numeric and weight_decay > 0:
-        raise ExperimentError(
-            f"group '{group}' would decay twice: {name} decays by itself, and nitro's weight_decay is {weight_decay}",
-            f"either set nitro's weight_decay to 0 and give it to the factory: functools.partial(optax.{name}, "
-            f"weight_decay={weight_decay})",
-            "or take the rule without decay (adam for adamw) and keep nitro's, which knows no_decay and anchors",
-        )
+    own = next((key for key in _DECAYS if key in numeric), None)
+    if own is not None and weight_decay > 0:
+        if numeric[own] > 0:
+            raise _decays_twice(function, name, own, weight_decay, group)
+        given[own] = numeric.pop(own)  # by nothing: nitro's decay is the only one
     fixed = {key: value for key, value in given.items() if key not in numeric}
     return Rule(name, function, {"learning_rate": float(learning_rate), **numeric}, fixed)
+
+
+def _decays_twice(function: Any, name: str, own: str, weight_decay: float, group: str) -> ExperimentError:
+    module = getattr(function, "__module__", None) or ""
+    prefix = next((each for each in ("optax.contrib", "optax") if module.startswith(each)), "")
+    return ExperimentError(
+        f"group '{group}' would decay twice: {name} decays by itself, and nitro's weight_decay is {weight_decay}",
+        "either set nitro's weight_decay to 0 and give it to the factory: "
+        f"functools.partial({prefix}{'.' if prefix else ''}{name}, {own}={weight_decay})",
+        "or take the rule without decay (adam for adamw) and keep nitro's, which knows no_decay and anchors",
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from nitro_cli.errors import ExperimentError, NitroError
 from nitro_cli.optim.clip import averaged
 from nitro_cli.optim.plan import GLOBAL, Group, Plan
 
@@ -128,6 +129,23 @@ def unused_hyperparameters(plan: Plan, group: Group) -> list[str]:
 
     columns = [i for i, (owner, _) in enumerate(plan.columns) if owner == group.name]
     scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * len(columns)
-    jaxpr = jax.make_jaxpr(one_step)(scalars, params, anchors).jaxpr
+    try:
+        jaxpr = jax.make_jaxpr(one_step)(scalars, params, anchors).jaxpr
+    except NitroError:
+        raise
+    except Exception as error:  # whatever the transformation raises
+        raise _failed(group, error) from error
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     return [plan.columns[c][1] for c, var in zip(columns, jaxpr.invars, strict=False) if id(var) not in used]
+
+
+def _failed(group: Group, error: Exception) -> ExperimentError:
+    note = "masks and labels need the structure of the parameters: hp.decay_mask has it"
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        note = "hp holds traced numbers, which Python cannot decide by: choose by a GraphConst field"
+    said = str(error).strip().partition("\n")[0]
+    return ExperimentError(
+        f"the transformation of {group.rule.name} fails on the parameters of group '{group.name}': "
+        f"{type(error).__name__}: {said}",
+        note,
+    )

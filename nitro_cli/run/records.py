@@ -133,7 +133,7 @@ def _check_layout(n: Nitro, meta: dict[str, Any], info: CheckpointInfo) -> None:
             *rows[:6],
             *([f"and {len(rows) - 6} more"] if len(rows) > 6 else []),
             f"checkpoint: {info.path}",
-            "keep param_group, weight_decay, param_dtype and parameter_layout as they were",
+            "keep the optimizer, param_group, weight_decay, param_dtype and parameter_layout as they were",
             "weights alone load into any layout",
         )
 

@@ -204,6 +204,47 @@ def test_optax_own_partials_go_by_their_name():
     assert plan_for(experiment(functools.partial(optax.adam, b1=0.8)), params()).groups[0].rule.name == "adam"
 
 
+def test_decay_by_another_name_is_decay_and_decay_by_nothing_is_none():
+    adafactor = functools.partial(optax.adafactor, weight_decay_rate=0.1)
+    with pytest.raises(ExperimentError, match=r"partial\(optax.adafactor, weight_decay_rate=0.2\)"):
+        plan_for(experiment(adafactor, weight_decay=0.2), params())
+    with pytest.raises(ExperimentError, match=r"partial\(optax.contrib.muon, weight_decay=0.2\)"):
+        plan_for(experiment(functools.partial(contrib.muon, weight_decay=0.1), weight_decay=0.2), params())
+    assert not plan_for(experiment(adafactor, weight_decay=0.0), params()).groups[0].decays
+    assert (
+        plan_for(experiment(functools.partial(optax.lamb, weight_decay=0.0), weight_decay=0.2), params())
+        .groups[0]
+        .decays
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda hp: optax.masked(optax.sgd(hp.learning_rate), {"x": True}), "hp.decay_mask has it"),
+        (lambda hp: optax.sgd(1.0) if hp.learning_rate > 0 else optax.adam(1.0), "choose by a GraphConst field"),
+        (lambda hp: optax.sgd(float(hp.learning_rate)), "choose by a GraphConst field"),
+    ],
+)
+def test_a_transformation_that_fails_is_the_users_to_mend(build, said):
+    class Whole(Bare):
+        def optimizer(self, group, hp):
+            return build(hp)
+
+    plan = plan_for(Whole(), params())
+    with pytest.raises(ExperimentError, match=said):
+        unused_hyperparameters(plan, plan.groups[0])
+
+
+def test_a_number_is_no_anchor():
+    class Number(Bare):
+        def decay_anchor(self, group):
+            return {"w": 1.0}
+
+    with pytest.raises(ExperimentError, match="it is 'zero', 'w0' or a tree of arrays"):
+        plan_for(Number(weight_decay=0.1), params())
+
+
 class BadGroup(Bare):
     def param_group(self, path, leaf):
         return None
