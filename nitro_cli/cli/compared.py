@@ -61,4 +61,14 @@ def _against(name: str, left: list[str], entry: str, store: Store) -> Compared:
     return Compared(name, not found, found)
 
 
+def ran_without_store(run: Mapping[str, Any]) -> bool:
+    """Whether a run had programs and no store, so that nothing was noted of what these depend on."""
+    programs = _programs(run)
+    return bool(programs) and not any(entry for entries in programs.values() for entry in entries)
+
+
+NO_STORE = (
+    "ran without a store (NITRO_CACHE_DIR=none, or one that could not be used), so nobody noted what its programs "
+    "depend on: run it again with one to compare it"
+)
 _NEVER = "a run without a store does not know what its programs depend on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import logging
@@ -19,7 +20,7 @@ from nitro_cli.cli import garbage
 from nitro_cli.cli.argv import check_words, command_of, experiment_word, parse
 from nitro_cli.cli.console import Output, Stray
 from nitro_cli.cli.failures import describe, user_frames
-from nitro_cli.cli.interrupts import kept_interrupts
+from nitro_cli.cli.interrupts import kept_interrupts, told_signals
 from nitro_cli.cli.lookup import looks_like_experiment
 from nitro_cli.cli.options import COLORS, COMMANDS, OUTPUT, PROGRESS, Command, Option, field_options
 from nitro_cli.cli.session import Session, stray_environment
@@ -58,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     output = Output(parse(argv, OUTPUT).values, sys.stdout, sys.stderr, os.environ)
     _set_logging(output.verbose)
     try:
-        with kept_interrupts():
+        with kept_interrupts(), told_signals(functools.partial(_tell_signal, output)):
             code = _dispatch(argv, output)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -84,6 +85,11 @@ def _fail(error: BaseException, output: Output) -> int:
         output.fail(text)
         output.event("error", {"exit_code": code, **facts})
     return code
+
+
+def _tell_signal(output: Output, name: str, code: int) -> None:
+    output.event("error", {"exit_code": code, "kind": "interrupted", "message": f"ended by {name}"})
+    output.fail(f"ended by {name}")
 
 
 def _set_logging(verbose: int) -> None:

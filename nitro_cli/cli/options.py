@@ -96,7 +96,7 @@ STORE = (
     ),
 )
 SPLIT = _text("split", "Which split of build_data to use.", "NAME")
-FORCE_RUN = _flag("force", "Move what is in the run directory aside, and start anew there.")
+FORCE_RUN = _flag("force", "Move the run that is in the run directory aside, and start anew there.")
 FORCE_OUT = _flag("force", "Overwrite the output file.")
 WIDE = _flag("wide", "Show every column, however wide.")
 RESUME = Option(
@@ -145,7 +145,12 @@ COMMANDS: dict[str, Command] = {
             "optional",
             (*CONFIG, *LOOK_UPS, *STORE, WIDE, *OUTPUT),
         ),
-        Command("list", "List experiments and their presets.", "none", (WIDE, *OUTPUT)),
+        Command(
+            "list",
+            "List experiments and their presets. Their runs lie in runs/, or where --run-dir has put them.",
+            "none",
+            (WIDE, *OUTPUT),
+        ),
         Command(
             "show",
             "Show the configuration, bindings and schedules of a run, unstarted.",

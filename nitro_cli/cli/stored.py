@@ -258,13 +258,13 @@ def to_days(text: str) -> float:
     return float(found[1]) * _DAYS[found[2].lower()]
 
 
-def _store_or_refuse() -> Store:
+def _store_or_refuse(why: str = "so there is nothing to do") -> Store:
     store, problem = store_as_it_lies()
     if store is not None:
         return store
     if problem:
         raise ProtectError(f"the store is left alone: {problem}", path=str(store_root()))
-    raise UsageError("the store is switched off by NITRO_CACHE_DIR, so there is nothing to do", SWITCH_ON)
+    raise UsageError(f"the store is switched off by NITRO_CACHE_DIR, {why}", SWITCH_ON)
 
 
 # ---- what differs --------------------------------------------------------------------------------------------------
@@ -272,17 +272,21 @@ def _store_or_refuse() -> Store:
 
 def explain(session: Session) -> int:
     """What differs between the programs of two runs. 1 where an entry that would say it is gone."""
-    from nitro_cli.cli.compared import compare
+    from nitro_cli.cli.compared import NO_STORE, compare, ran_without_store
     from nitro_cli.run.directory import find_run
 
     out = session.output
     runs = [find_run(None, None, ref) for ref in session.value("explain")]
-    rows = compare(runs[0].read_run(), runs[1].read_run(), _store_or_refuse())
+    facts, names = [run.read_run() for run in runs], [relative(run.path) for run in runs]
+    without = [name for name, told in zip(names, facts, strict=True) if ran_without_store(told)]
+    rows = compare(facts[0], facts[1], _store_or_refuse("and what programs depend on is read from it"))
     if not rows:
         raise UsageError("the run.json of these runs names no programs", "runs that trained a step name them")
     code = 1 if any(row.unknown for row in rows) else 0
-    names = [relative(run.path) for run in runs]
     out.say(f"{names[0]} -> {names[1]}")
+    for name in dict.fromkeys(without):
+        out.event("warning", {"message": f"{name} {NO_STORE}"})
+        out.warn(f"{name} {NO_STORE}")
     for row in rows:
         out.event("difference", vars(row))
     out.event("done", {"status": "finished", "exit_code": code})

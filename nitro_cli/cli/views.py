@@ -168,9 +168,14 @@ class View:
         self._plain(line)
 
     def on_stopping(self, facts: Mapping[str, Any]) -> None:
-        """The first signal: said at once, since the step or the validation under way may take long."""
+        """The first signal: said at once, since what is waited for may take long."""
         self.out.event("stopping", facts)
-        self._both("stopping: the step or validation under way is finished first; Ctrl-C again leaves without saving")
+        work, program = facts["work"], facts["compiling"]
+        first = f"the {work} under way is finished first"
+        if program:
+            first = f"the {program} program is being compiled, which cannot be cut short"
+        again = "leaves at once" if work == "batch" else "leaves without saving"
+        self._both(f"stopping: {first}; Ctrl-C again {again}")
 
     def on_warning(self, facts: Mapping[str, Any]) -> None:
         self.out.event("warning", facts)

@@ -37,11 +37,10 @@ def check_body(name: str, body: Mapping[str, Any], source: ClassSource, base: ty
     for attribute, value in body.items():
         if attribute not in annotations and not attribute.startswith("_"):
             _check_attribute(name, attribute, value, source, base)
-    defined = set(body) | set(hooks.user_methods(base) if base else ())
     for attribute in body:
         if attribute in annotations or (base is not None and hasattr(base, attribute)):
             continue
-        if meant := hooks.near_miss(attribute, defined):
+        if meant := hooks.near_miss(attribute, body):  # one that is inherited would go on being called instead
             _refuse_near_miss(name, attribute, meant, source)
 
 

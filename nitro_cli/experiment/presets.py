@@ -110,7 +110,7 @@ def preset_table(cls: type, preset_file: str | Path | None = None) -> PresetTabl
     searched = (Path(preset_file),) if preset_file is not None else _candidates(cls)
     path = next((path for path in searched if path.is_file()), None)
     if preset_file is not None and path is None:
-        raise UsageError(f"the preset file {shown(searched[0])} does not exist")
+        raise _no_preset_file(searched[0])
     own = inspect.getattr_static(cls, "presets", None)
     if own is not None and path is not None:
         what = f"{cls.__name__} has presets in two places: its method `presets` and {shown(path)}"
@@ -123,6 +123,14 @@ def preset_table(cls: type, preset_file: str | Path | None = None) -> PresetTabl
     if problems := _structure(file):
         raise UsageError(problems)
     return PresetTable(tuple(file.data), path, cls.__name__, file.data, file, searched)
+
+
+def _no_preset_file(path: Path) -> UsageError:
+    if not path.is_dir():
+        return UsageError(f"the preset file {shown(path)} does not exist")
+    inside = sorted(file.name for file in path.glob("*.toml"))
+    hint = f"name a file in it: {listed(inside)}" if inside else "it holds no TOML file"
+    return UsageError(f"the preset file {shown(path)} is a folder", hint)
 
 
 def _candidates(cls: type) -> tuple[Path, ...]:

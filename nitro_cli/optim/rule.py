@@ -27,6 +27,10 @@ _DECAYS = ("weight_decay", "weight_decay_rate")
 _ACCUMULATING = ("MultiStepsState", "ApplyEvery", "ApplyEveryState")
 
 
+# optax's own partials, such as ``nadamw`` of ``adamw``, by identity: they do not know their name.
+_PARTIALS = {id(value): name for name, value in vars(optax).items() if isinstance(value, functools.partial)}
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
     """What ``optimizer(self, group, hp)`` builds a transformation from.
@@ -108,15 +112,16 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
     if not callable(factory):
         raise ExperimentError(f"{owner}.optimizer returns {type(factory).__name__}, not an optax factory", _FIX)
     given: dict[str, Any] = {}
-    function = factory
+    function, named = factory, None
     while isinstance(function, functools.partial):
+        named = named or _PARTIALS.get(id(function))
         given = {**function.keywords, **given}
         if function.args:
             raise ExperimentError(
                 f"{owner}.optimizer returns a partial with positional arguments", "give them by name", _FIX
             )
         function = function.func
-    name = getattr(function, "__name__", type(function).__name__)
+    name = named or getattr(function, "__name__", type(function).__name__)
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     unknown = [key for key in given if key not in parameters and not takes_any]

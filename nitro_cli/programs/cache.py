@@ -8,8 +8,9 @@ step, ``misses == entries`` and neither grows.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -130,7 +131,8 @@ class ProgramCache:
                     if not program.calls_booked:
                         program.calls_booked = 1
                     return program
-            program = Program(request, build(request))
+            with making(request.program):
+                program = Program(request, build(request))
             self.programs.setdefault(request.digest, []).append(program)
             self._in_order.append(program)
             self.misses += 1
@@ -149,6 +151,25 @@ class ProgramCache:
 
 
 _CACHE = ProgramCache()
+
+
+_MAKING: list[str] = []
+
+
+@contextlib.contextmanager
+def making(program: str) -> Iterator[None]:
+    """While active, this program is being compiled or loaded: what somebody who wants to stop has to wait for."""
+    _MAKING.append(program)
+    try:
+        yield
+    finally:
+        _MAKING.pop()
+
+
+def being_made() -> str | None:
+    """The program that is being compiled or loaded at this moment, for any thread that asks."""
+    made = _MAKING[-1:]  # one look: it may be done in between
+    return made[0] if made else None
 
 
 def program_cache() -> ProgramCache:

@@ -19,6 +19,7 @@ from typing import Any
 
 from nitro_cli.programs.atoms import atom
 from nitro_cli.programs.libraries import is_user_code
+from nitro_cli.programs.literals import place_text
 from nitro_cli.programs.recheck import Watch
 from nitro_cli.programs.walk import Walk
 
@@ -27,7 +28,7 @@ __all__ = ["Fingerprint", "Recheck", "atom", "fingerprint", "is_user_code"]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """``entries`` maps a name to a digest or a short value; ``places`` maps names of functions to ``file.py:12``.
+    """``entries`` maps a name to a digest or a short value, ``functions`` names of functions to their code.
 
     ``refusals`` say, for people, why another process must not take its program for this one: there is something that
     content does not decide. ``codes`` are all code objects of the user's that were walked, ``libraries`` the packages
@@ -35,11 +36,16 @@ class Fingerprint:
     """
 
     entries: dict[str, str]
-    places: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, types.CodeType] = field(default_factory=dict)
     refusals: tuple[str, ...] = ()
     codes: frozenset[types.CodeType] = frozenset()
     libraries: frozenset[str] = frozenset()
     again: Callable[[], Fingerprint] | None = field(default=None, compare=False, repr=False)
+
+    @functools.cached_property
+    def places(self) -> dict[str, str]:
+        """Where functions stand, ``file.py:12``, with their constants: see ``literals``."""
+        return {name: place_text(code) for name, code in self.functions.items()}
 
     def digest(self) -> str:
         text = "\n".join(f"{name} = {value}" for name, value in sorted(self.entries.items()))

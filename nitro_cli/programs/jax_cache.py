@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import sys
 import time
 import warnings
@@ -20,10 +21,15 @@ from pathlib import Path
 import jax
 
 from nitro_cli.programs.environment import environment
-from nitro_cli.programs.store import Store, StoreWarning, open_store
+from nitro_cli.programs.store import Store, StoreWarning, folder_problem, open_store, private
 
 _FACTS = ("jax", "jaxlib", "python", "platform", "processor", "device")
 _CHECKED = ".checked"
+# jax keeps only what took a second to compile, unless it is told otherwise: (jax's own value, nitro's).
+_KEEP_ALL = {
+    "jax_persistent_cache_min_compile_time_secs": (1.0, 0.0),
+    "jax_persistent_cache_min_entry_size_bytes": (0, -1),
+}
 
 
 def use_jax_cache() -> None:
@@ -33,13 +39,25 @@ def use_jax_cache() -> None:
         return
     folder = jax_folder(store)
     try:
-        heal(folder)
+        problem = _made(folder)
+        if not problem:
+            heal(folder)
     except OSError as error:
-        warnings.warn(f"jax's own cache cannot be used: {error.strerror or error}", StoreWarning, 2)
+        problem = str(error.strerror or error)
+    if problem:
+        warnings.warn(f"jax's own cache cannot be used: {problem}", StoreWarning, 2)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, (default, all_of_it) in _KEEP_ALL.items():
+        if name.upper() not in os.environ and jax.config.values[name] == default:
+            jax.config.update(name, all_of_it)
+
+
+def _made(folder: Path) -> str:
+    """Make the folder; what speaks against it, else. jax checks nothing that it reads, and writes files that others may
+    write to where the umask says so: they must not come so far."""
+    private(folder)
+    return folder_problem(folder, closed=True)
 
 
 def jax_folder(store: Store) -> Path:
@@ -50,23 +68,32 @@ def jax_folder(store: Store) -> Path:
 
 
 def heal(folder: Path) -> int:
-    """Remove entries that a crash or a full disk cut short, among those written since the last look. Returns how many.
+    """Remove entries that are another user's, and those that a crash or a full disk cut short among those written since
+    the last look. Returns how many.
 
-    jax warns of such an entry in every process, compiles, and leaves it as it is.
+    jax warns of one that was cut in every process, compiles, and leaves it as it is.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private(folder)
     mark = folder / _CHECKED
     since = mark.stat().st_mtime if mark.exists() else 0.0
     removed, now = 0, time.time()
     for item in os.scandir(folder):
         with contextlib.suppress(OSError):  # another process may have removed it
-            if item.name.endswith("-cache") and item.stat().st_mtime >= since and not _whole(Path(item.path)):
+            if not item.name.endswith("-cache"):
+                continue
+            facts = item.stat(follow_symlinks=False)
+            if not _own(facts) or (facts.st_mtime >= since and not _whole(Path(item.path))):
                 os.unlink(item.path)
                 removed += 1
     with contextlib.suppress(OSError):
         mark.touch()
         os.utime(mark, (now, now))
     return removed
+
+
+def _own(facts: os.stat_result) -> bool:
+    """Whether it is a file of this user's, and not a link to anywhere."""
+    return stat.S_ISREG(facts.st_mode) and (not hasattr(os, "getuid") or facts.st_uid == os.getuid())
 
 
 def _whole(path: Path) -> bool:

@@ -7,6 +7,7 @@ function and one new one, and ``jnp.cos = jnp.sin`` still shows.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from pathlib import Path
@@ -57,7 +58,7 @@ class Names:
         for name in self._code.assigned:
             self._refuse(f"assigns to {name}, which is global")
         if "__dict__" in self._code.attributes:
-            self._walk.everything_of_owner()
+            self._any_method("__dict__")
 
     def _captured(self) -> None:
         cells = dict(zip(self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True))
@@ -90,7 +91,7 @@ class Names:
             if name == "globals":
                 self._namespace()
             elif name in ("vars", "dir"):
-                self._walk.everything_of_owner()
+                self._any_method(f"{name}()")
         elif name not in _BUILT_IN:  # somebody bound the name to something of his own
             self._chain(f"builtins.{name}", value, chain[1:])
 
@@ -99,7 +100,8 @@ class Names:
         namespace = self._function.__globals__
         module = sys.modules.get(namespace.get("__name__", ""))
         if module is not None and vars(module) is namespace:
-            self._walk.module(self._node, module)
+            with self._may_mean(f"takes a name from globals(), so it may mean anything in {module.__name__}"):
+                self._walk.module(self._node, module)
         else:
             self._refuse("takes names from globals()")
 
@@ -147,7 +149,7 @@ class Names:
         if name is not None:
             self._walk.library(value)
             if name in _SEARCH:
-                self._walk.everything_of_owner()
+                self._any_method(name)
             self._refer(label, name, f"library {name}")
             self.folded.extend(self._constants(value))
         elif _is_of_library(holder):
@@ -170,7 +172,8 @@ class Names:
         if phrase is not None:
             self._refuse(phrase)
         if is_user_module(module):
-            self._walk.visit(self._walk.space(vars(module)), module)
+            with self._may_mean(f"uses the module {module.__name__} as a value, so it may mean anything in it"):
+                self._walk.visit(self._walk.space(vars(module)), module)
             return
         self._walk.library(module)
         self.folded.append(f"{label} is module {module.__name__}")
@@ -198,6 +201,13 @@ class Names:
     def _constants(self, value: Any) -> list[str]:
         """Numbers that the module of a library function calls constants, in case somebody changed one."""
         return self._walk.constants(getattr(value, "__module__", None))
+
+    def _any_method(self, how: str) -> None:
+        with self._may_mean(f"uses {how}, so it may mean any method"):
+            self._walk.everything_of_owner()
+
+    def _may_mean(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._walk.may_mean(self._node, self._function, what)
 
     def _outside(self, value: Any) -> bool:
         phrase = outside(value, self._function.__name__)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nitro_cli.programs.literals import changed_constants, file_of
 from nitro_cli.programs.store import Entry, settings
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _FACTORY = re.compile(r"optimizer (\S+)\[0\]")
 _GIVEN = re.compile(r"optimizer (\S+)\[1\]\['(\w+)'\]")
 _MEMBER = re.compile(r"(.*) members\['(\w+)'\]")
 _DIGEST = re.compile(r"(.*) [0-9a-f]{64}")
+_OPTAX = re.compile(r"optax\._src\.\w+\.")  # where optax defines what everybody calls optax.adam
 _SCALAR = re.compile(r"array \w+\[\] (\S+)")
 
 
@@ -59,6 +61,8 @@ def _unused(entry: Entry) -> str:
 def explain(request: Request, known: Iterable[Known]) -> str:
     """The differences from the nearest of ``known``; of equally near ones the first."""
     candidates = [(differences(old, request), old) for old in known]
+    if request.digest[:40] in settings.damaged:
+        return "its entry in the store was damaged"
     if not candidates:
         return "first use"
     nearest, old = min(candidates, key=lambda candidate: len(candidate[0]))
@@ -96,20 +100,48 @@ def _code_differences(old: Known, new: Known, fields: Collection[str]) -> list[s
     for name in changed:
         before, now = old.code[name], new.code[name]
         label = _label(name, old, new)
-        found.append(f"{label} changed" if now.startswith("code ") else _value(label, before, now))
-    found += [] if body else [f"{_label(name, old, new)} is new" for name in names if name not in old.code]
+        if before.startswith("code ") and now.startswith("code "):
+            found.append(label + _body(old.places.get(name, ""), new.places.get(name, "")))
+        else:
+            found.append(
+                _value(label, _or_function(before, old.places.get(name)), _or_function(now, new.places.get(name)))
+            )
+    found += [] if body else [_label(name, old, new) + _new(name, new) for name in names if name not in old.code]
     found += [] if body else [f"{_label(name, old, new)} is no longer used" for name in names if name not in new.code]
     return found
 
 
+def _body(before: str, now: str) -> str:
+    """What changed in the code of a function: constants, where those are all."""
+    constants = changed_constants(before, now)
+    if not constants or len(constants[0]) > _LONG:
+        return " changed"
+    return f": {constants[0]}" + (f" (and {_more(len(constants) - 1, 'constant')})" if len(constants) > 1 else "")
+
+
+def _or_function(text: str, place: str | None) -> str:
+    """A function that has no name of its own is known by its file."""
+    return f"a function in {file_of(place)}" if place and text.startswith("code ") else text
+
+
+def _new(name: str, new: Known) -> str:
+    """Of what is given to an optimizer, with its value."""
+    value = _plain(new.code[name])
+    return f" is new: {value}" if _GIVEN.fullmatch(name) and " " not in value else " is new"
+
+
 def _label(name: str, old: Known, new: Known) -> str:
+    place = new.places.get(name) or old.places.get(name)
+    mixed = any(name in known.code and name not in known.places for known in (old, new))
+    where = f" in {file_of(place)}" if place and not mixed else ""
     optimizer = _GIVEN.fullmatch(name) or _FACTORY.fullmatch(name)
     if optimizer:
         group = "" if optimizer[1] == "default" else f" of group {optimizer[1]}"
-        return f"{f'`{optimizer[2]}` of ' if optimizer.re is _GIVEN else ''}the optimizer{group}"
-    place = new.places.get(name) or old.places.get(name)
+        both = name in old.places and name in new.places
+        what = f"`{optimizer[2]}` of " if optimizer.re is _GIVEN else "the factory of " if both else ""
+        return f"{what}the optimizer{group}{where if both else ''}"
     name = _MEMBER.sub(r"\1.\2", name)
-    return f"`{name.removeprefix('__main__.')}`" + (f" in {place.rsplit(':', 1)[0]}" if place else "")
+    return f"`{name.removeprefix('__main__.')}`{where}"
 
 
 def _settings(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -193,7 +225,7 @@ def _plain(text: str | None) -> str:
     if digest or scalar:
         return digest[1] if digest else scalar[1]  # type: ignore[index]
     kind, _, value = text.partition(" ")
-    return value if value and kind in _TAGS else text
+    return _OPTAX.sub("optax.", value) if value and kind in _TAGS else text
 
 
 _TAGS = frozenset(["bool", "int", "float", "str", "float32", "float64", "int32", "function", "library"])

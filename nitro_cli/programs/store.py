@@ -39,6 +39,7 @@ MAX_DAYS = 90
 NEAREST = 30  # how many of the newest entries of a program a miss is compared with
 KEPT_RUNS = 1000  # lines of runs.jsonl that pruning leaves
 WAIT_SECONDS = 60.0  # how long a process waits for another one that compiles the same program
+RUNS_SECONDS = 5.0  # how long for the list of runs, which a process holds for milliseconds
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody
 # What lies in the store, by folder: nothing else is ever counted or removed.
 _TMP = r"(\.\d+\.[0-9a-f]+\.tmp)?"
@@ -46,8 +47,10 @@ _OWN_FOLDERS = {
     "programs": re.compile(r"[^/]+/[^/]+/[0-9a-f]{40}/[0-9a-f]{16}\.(json|uses)" + _TMP),
     "executables": re.compile("[0-9a-f]{64}" + _TMP),
     "jax": re.compile(r"[^/]+-[0-9a-f]{12}/([^/]+-(cache|atime)|\.checked|\.lockfile)"),
-    "locks": re.compile(r"([0-9a-f]{40}|prune)\.lock"),
+    "locks": re.compile(r"([0-9a-f]{40}|prune|runs)\.lock"),
 }
+_ENTRY_FILE = re.compile(r"[0-9a-f]{16}\.json")
+_JAX_USED = "-atime"
 _OWN_FILES = ("runs.jsonl", "pruned")
 
 
@@ -122,9 +125,22 @@ class Store:
     def find(self, experiment: str, program: str, key: str, fields: Mapping[str, str]) -> Entry | None:
         """The entry for this key whose trace read fields that have the same values now; poisoned ones included."""
         for path in _files(self._folder(experiment, program, key)):
-            entry = self._entry(path)
+            entry = self._entry_or_damage(path)
             if entry is not None and entry.key == key and all(fields.get(n) == v for n, v in entry.reads.items()):
                 return entry
+        return None
+
+    def _entry_or_damage(self, path: Path) -> Entry | None:
+        """The entry of a file. One that is damaged is told of and taken out, so that it is told of once."""
+        data = _read(path)
+        facts = None if data is None else _facts(data)
+        if data is None or facts is not None or not _ENTRY_FILE.fullmatch(path.name):
+            return None if facts is None else _entry(facts)
+        experiment, program, key = path.parts[-4:-1]
+        settings.damaged.add(key)
+        what = f"an entry of {experiment}/{program} in the store was damaged: its program is compiled anew when needed"
+        warnings.warn(what, StoreWarning, 2)
+        _remove(path)
         return None
 
     def entry_by_name(self, name: str) -> Entry | None:
@@ -144,7 +160,7 @@ class Store:
         folder = self.programs / _slug(experiment) / _slug(program)
         paths = [path for key in _folders(folder) for path in _files(key)]
         for path in sorted(paths, key=_modified, reverse=True)[:NEAREST]:
-            entry = self._entry(path)
+            entry = self._entry_or_damage(path)
             if entry is not None:
                 yield entry
 
@@ -168,9 +184,10 @@ class Store:
         refuses."""
         if executable is not None:
             path = self.executables / entry.executable
-            if not _write(path, _checksum(path.name, executable) + executable):
+            if not _write(path, _checksum(path.name, executable) + executable, f"the executable of {entry.name}"):
                 return False
-        return _write(self._path(entry), _written(entry))
+        settings.damaged.discard(entry.key[:40])
+        return _write(self._path(entry), _written(entry), f"the entry {entry.name}")
 
     def used(self, entry: Entry, seconds: float) -> None:
         """Note that an entry was loaded, in ``seconds``. Appended by one write, so that no process loses another's."""
@@ -178,7 +195,7 @@ class Store:
         settings.found += 1
         saved = sum(entry.seconds.values()) - seconds
         with contextlib.suppress(OSError):
-            _append(path.with_suffix(".uses"), f"{time.time():.0f} {saved:.3f}\n")
+            _append_line(path.with_suffix(".uses"), f"{time.time():.0f} {saved:.3f}")
             os.utime(path)
             os.utime(self.executables / entry.executable)
 
@@ -188,31 +205,44 @@ class Store:
 
     def poison(self, entry: Entry, why: str) -> None:
         """Mark an entry so that it is never used again."""
-        _write(self._path(entry), _written(replace(entry, poisoned=why)))
+        _write(self._path(entry), _written(replace(entry, poisoned=why)), f"that {entry.name} must not be used")
 
     @contextlib.contextmanager
     def alone(self, key: str) -> Iterator[None]:
         """While active, no other process compiles the program of this key, unless waiting took too long. The lock is
         the system's own, so it is free as soon as its process is gone, however that ended."""
+        with self._locked(key[:40], WAIT_SECONDS):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, seconds: float) -> Iterator[bool]:
+        """Hold a lock, waiting ``seconds`` at most; False where it could not be had."""
         from filelock import FileLock, Timeout  # here, since a start from the store needs no lock
 
         lock = None
         try:
-            folder = _private(self.root / "locks")
-            lock = FileLock(folder / f"{key[:40]}.lock", timeout=WAIT_SECONDS)
+            lock = FileLock(private(self.root / "locks") / f"{name}.lock", timeout=seconds)
             lock.acquire()
         except (Timeout, OSError, NotImplementedError):
             lock = None
         try:
-            yield
+            yield lock is not None
         finally:
             if lock is not None:
                 lock.release()
 
     def note_run(self, facts: Mapping[str, Any]) -> None:
-        """Append one run's counters."""
-        with contextlib.suppress(OSError):
-            _append(self.root / "runs.jsonl", json.dumps(facts) + "\n")
+        """Append one run's counters. Where the lock cannot be had, they are appended all the same: a line is one write,
+        so only a process that trims the list at this very moment could lose it."""
+        with contextlib.suppress(OSError), self._locked("runs", RUNS_SECONDS):
+            _append_line(self.root / "runs.jsonl", json.dumps(facts))
+
+    def _trim_runs(self) -> None:
+        """Leave the newest lines of the list of runs, unless another process is at it."""
+        with self._locked("runs", RUNS_SECONDS) as locked:
+            lines = (_read(self.root / "runs.jsonl") or b"").splitlines(keepends=True) if locked else []
+            if len(lines) > KEPT_RUNS:
+                _write(self.root / "runs.jsonl", b"".join(lines[-KEPT_RUNS:]), "the list of runs")
 
     # ---- looking after --------------------------------------------------------------------------------------------
 
@@ -271,21 +301,15 @@ class Store:
     def prune(self, max_bytes: int = MAX_BYTES, max_days: float = MAX_DAYS) -> int:
         """Remove orphans, then entries that nobody used for ``max_days``, then the least recently used until the rest
         fits ``max_bytes``. Returns how many files went. Does nothing while another process prunes."""
-        from filelock import FileLock, Timeout
-
-        try:
-            lock = FileLock(_private(self.root / "locks") / "prune.lock", timeout=0)
-            with lock:
-                return self._prune(max_bytes, max_days)
-        except (Timeout, OSError, NotImplementedError):
-            return 0
+        with self._locked("prune", 0.0) as locked:
+            return self._prune(max_bytes, max_days) if locked else 0
 
     def tidy(self) -> None:
         """Prune, unless that was done less than a day ago."""
         mark = self.root / "pruned"
         if time.time() - _modified(mark) > 86400:
             self.prune()
-            _write(mark, b"")
+            _write(mark, b"", "the time of the last tidying")
 
     def _prune(self, max_bytes: int, max_days: float) -> int:
         # A new executable is written before its entry: one that is minutes old is not an orphan yet.
@@ -294,17 +318,16 @@ class Store:
             _remove(path)
         entries = {path: self._entry(path) for path in self._entry_paths()}
         shared = Counter(entry.executable for entry in entries.values() if entry is not None)
-        others = self._own("jax")
+        others = [path for path in self._own("jax") if not path.name.endswith(_JAX_USED)]
         size, oldest = self.size(), time.time() - max_days * 86400
-        for path in sorted([*entries, *others], key=_modified):
-            if _modified(path) >= oldest and size <= max_bytes:
+        used = {path: _modified(path) for path in entries} | {path: _read_last(path) for path in others}
+        for path in sorted(used, key=lambda path: used[path]):
+            if used[path] >= oldest and size <= max_bytes:
                 break
             size -= self._evict(path, entries.get(path), shared)
             removed.append(path)
         self._sweep("programs")
-        runs = (_read(self.root / "runs.jsonl") or b"").splitlines(keepends=True)
-        if len(runs) > KEPT_RUNS:
-            _write(self.root / "runs.jsonl", b"".join(runs[-KEPT_RUNS:]))
+        self._trim_runs()
         return len(removed)
 
     def _sweep(self, name: str) -> None:
@@ -315,7 +338,7 @@ class Store:
 
     def _evict(self, path: Path, entry: Entry | None, shared: Counter[str]) -> int:
         """Remove one file; of an entry also its executable, unless another entry has the same. Returns the bytes."""
-        victims, size = [path], 0
+        victims, size = [path, _jax_use(path)], 0
         if entry is not None:
             victims.append(path.with_suffix(".uses"))
             shared[entry.executable] -= 1
@@ -340,17 +363,8 @@ class Store:
 
     def _entry(self, path: Path) -> Entry | None:
         data = _read(path)
-        if data is None:
-            return None
-        try:
-            facts = json.loads(data)
-            checksum = facts.pop("checksum", "")
-            entry = Entry(**facts)
-        except (ValueError, TypeError, AttributeError):
-            return None
-        if checksum != _checksum("entry", json.dumps(facts).encode()).hex():
-            return None
-        return entry if entry.format == FORMAT and entry.executable in ("", entry.lowered) else None
+        facts = None if data is None else _facts(data)
+        return None if facts is None else _entry(facts)
 
     def _folder(self, experiment: str, program: str, key: str) -> Path:
         return self.programs / _slug(experiment) / _slug(program) / key[:40]
@@ -366,11 +380,12 @@ class Store:
 @dataclass
 class _Settings:
     """``cold`` looks nothing up; ``verify`` traces what it finds and compares. ``found`` counts the entries that this
-    process has used."""
+    process has used; ``damaged`` are keys (as folders are called by them) of which an entry was damaged."""
 
     cold: bool = False
     verify: bool = False
     found: int = 0
+    damaged: set[str] = field(default_factory=set)
     opened: dict[str, Store | None] = field(default_factory=dict)
 
 
@@ -418,12 +433,29 @@ def _unsafe(root: Path) -> str:
         return f"{root} cannot be used ({error.strerror or error}); NITRO_CACHE_DIR names another folder, or none"
     if not stat.S_ISDIR(facts.st_mode):
         return f"{root} is not a folder; NITRO_CACHE_DIR names another one, or none"
-    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
-        return f"{root} belongs to another user, who could put code there; let NITRO_CACHE_DIR name a folder of yours"
-    if facts.st_mode & 0o022:
-        return f"other users can write to {root}, and could put code there; make it yours alone: chmod 700 {root}"
+    if problem := _open_to_others(root, facts):
+        return problem
     if not os.access(root, os.W_OK | os.X_OK):
         return f"{root} cannot be written to; NITRO_CACHE_DIR names another folder, or none"
+    return next(filter(None, (folder_problem(root / name) for name in _OWN_FOLDERS)), "")
+
+
+def folder_problem(folder: Path, closed: bool = False) -> str:
+    """Why a folder cannot hold what will run here, or an empty text; one that is not there is none. With ``closed``
+    others may not even look into it."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return ""
+    return _open_to_others(folder, facts, 0o077 if closed else 0o022)
+
+
+def _open_to_others(folder: Path, facts: os.stat_result, mode: int = 0o022) -> str:
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        return f"{folder} belongs to another user, who could put code there; let NITRO_CACHE_DIR name a folder of yours"
+    if facts.st_mode & mode:
+        can = "write to" if facts.st_mode & 0o022 else "look into"
+        return f"other users can {can} {folder}, and could put code there; make it yours alone: chmod 700 {folder}"
     return ""
 
 
@@ -443,6 +475,9 @@ def _read(path: Path) -> bytes | None:
         if not (stat.S_ISREG(facts.st_mode) and own and not facts.st_mode & 0o022):
             warnings.warn(f"{path} is not this user's alone and is not read", StoreWarning, 2)
             return None
+        if problem := folder_problem(path.parent):
+            warnings.warn(f"{path.name} is not read: {problem}", StoreWarning, 2)
+            return None
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     except OSError:
@@ -451,33 +486,41 @@ def _read(path: Path) -> bytes | None:
         os.close(descriptor)
 
 
-def _write(path: Path, data: bytes) -> bool:
-    """Write a file whole, under another name first. False, with a warning, where the disk refuses."""
+def _write(path: Path, data: bytes, what: str) -> bool:
+    """Write a file whole, under another name first. False, with a warning that names ``what``, where the disk
+    refuses."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
-        _private(path.parent)
+        private(path.parent)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
             file.write(data)
         os.replace(partial, path)
     except OSError as error:
         _remove(partial)
-        warnings.warn(f"a compiled program could not be stored: {error.strerror or error}", StoreWarning, 2)
+        warnings.warn(f"the store could not keep {what}: {error.strerror or error}", StoreWarning, 2)
         return False
     return True
 
 
-def _append(path: Path, line: str) -> None:
-    _private(path.parent)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _append_line(path: Path, line: str) -> None:
+    """Append a line by one write. After one that was cut (a full disk) it begins on a line of its own."""
+    private(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(descriptor, line.encode())
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        cut = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        os.write(descriptor, (b"\n" if cut else b"") + line.encode() + b"\n")
     finally:
         os.close(descriptor)
 
 
-def _private(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def private(folder: Path) -> Path:
+    """Make a folder, and those above it that are missing, for this user alone: ``mkdir`` gives its mode to the last
+    one only, and others may be allowed to write to the rest."""
+    if not folder.is_dir():
+        private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
@@ -504,6 +547,25 @@ def _written(entry: Entry) -> bytes:
     """An entry as its file holds it."""
     facts = asdict(entry)
     return json.dumps(facts | {"checksum": _checksum("entry", json.dumps(facts).encode()).hex()}).encode()
+
+
+def _facts(data: bytes) -> dict[str, Any] | None:
+    """What the file of an entry says; None where it is damaged."""
+    try:
+        facts = json.loads(data)
+        checksum = facts.pop("checksum", "")
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return facts if checksum == _checksum("entry", json.dumps(facts).encode()).hex() else None
+
+
+def _entry(facts: Mapping[str, Any]) -> Entry | None:
+    """The entry that a file holds; None for one that another version of nitro wrote, or that points elsewhere."""
+    try:
+        entry = Entry(**facts)
+    except TypeError:
+        return None
+    return entry if entry.format == FORMAT and entry.executable in ("", entry.lowered) else None
 
 
 def _checksum(name: str, payload: bytes) -> bytes:
@@ -544,6 +606,21 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _read_last(path: Path) -> float:
+    """When a file of jax's was used: jax notes it in a file beside it where its cache has a size limit, and else the
+    file system knows, to a day or so (``relatime``), or not at all (``noatime``)."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return 0.0
+    return max(facts.st_mtime, facts.st_atime, _modified(_jax_use(path)))
+
+
+def _jax_use(path: Path) -> Path:
+    """Where jax notes the last use of an entry of its cache; it cannot do without where the entry is there."""
+    return path.with_name(path.name.removesuffix("-cache") + _JAX_USED)
 
 
 def _slug(name: str) -> str:

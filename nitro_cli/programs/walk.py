@@ -8,12 +8,13 @@ counts by content. Anything that cannot be decided, or that fails, is a refusal.
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import inspect
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ _KEPT: dict[int, tuple[int, Any]] = {}
 class Walk:
     def __init__(self, owner: Any) -> None:
         self.entries: dict[str, str] = {}
-        self.places: dict[str, str] = {}
+        self.places: dict[str, types.CodeType] = {}
         self.refusals: dict[str, None] = {}
         self.codes: set[types.CodeType] = set()
         self.libraries: set[str] = set()
@@ -75,7 +76,8 @@ class Walk:
         self._owner: type | None = owner if isinstance(owner, type) or owner is None else type(owner)
         self._experiment = None if isinstance(owner, type) else owner
         self._fields = _fields(self._owner, self._experiment)
-        self._queue: collections.deque[tuple[str, Any, bool]] = collections.deque()
+        self._queue: collections.deque[tuple[str, Any, bool, str]] = collections.deque()
+        self._because = ""
         self._seen: dict[int, tuple[str, Any]] = {}
         self._spaces: dict[int, str] = {}
         self._named: set[str] = set()
@@ -102,8 +104,9 @@ class Walk:
 
     def _drain(self) -> None:
         while self._queue:
-            path, value, root = self._queue.popleft()
+            path, value, root, self._because = self._queue.popleft()
             self._guarded(path, self._look_at, path, value, root)
+        self._because = ""
 
     def _guarded(self, path: str, step: Any, *arguments: Any) -> None:
         """Whatever fails while it is looked at is refused, whoever's fault it is."""
@@ -114,8 +117,25 @@ class Walk:
             self.refuse(f"`{path}` could not be looked at: {type(error).__name__}: {error}")
 
     def refuse(self, line: str) -> None:
-        if not self._unused:
+        if self._unused:
+            return
+        if not self._because:
             self.refusals[line] = None
+        elif not any(known.startswith(self._because) for known in self.refusals):  # one is enough
+            plain = "__" not in line  # what frameworks put into classes says nothing to anybody
+            self.refusals[self._because + (f": {line}" if plain else ", and not all of that can be seen")] = None
+
+    @contextlib.contextmanager
+    def may_mean(self, node: str, function: types.FunctionType, what: str) -> Iterator[None]:
+        """What is visited inside, and from there, is looked at since some code may mean it: what speaks against it is
+        told of that code, which can name what it means instead."""
+        before, code = self._because, function.__code__
+        said = f"`{node}` in {Path(code.co_filename).name}:{code.co_firstlineno} {what}"
+        self._because = before or said
+        try:
+            yield
+        finally:
+            self._because = before
 
     def put(self, path: str, text: str) -> str:
         """The name under which it is entered: another one where that is taken by another thing."""
@@ -131,7 +151,7 @@ class Walk:
     def visit(self, path: str, value: Any, root: bool = False) -> None:
         text = atom(value)
         if text is None:
-            self._queue.append((path, value, root))
+            self._queue.append((path, value, root, self._because))
             return
         self.put(path, text)
         if type(value) not in (int, float, str, bool, type(None), tuple, bytes, complex):
@@ -199,7 +219,7 @@ class Walk:
         if self.library_name(cls) is not None:
             self.library(cls)
         elif id(cls) not in self._seen:
-            self._queue.append((libraries.own_name(cls) or f"{node} class", cls, False))
+            self._queue.append((libraries.own_name(cls) or f"{node} class", cls, False, self._because))
         elif self._seen[id(cls)][0] != name_of(cls):
             self.put(f"{node} class", f"class {self._seen[id(cls)][0]}")
 
@@ -228,7 +248,7 @@ class Walk:
         if user:
             self.codes.update(code.codes)
             self.put(node, f"code {atoms.digest(' '.join([code.digest, *sorted(folded)]))}")
-            self.places[node] = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
+            self.places[node] = function.__code__
         else:
             self.library(function)
             module = function.__globals__.get("__name__")
@@ -279,6 +299,9 @@ class Walk:
 
         names = Names(self, node, function, code)
         names.look_up()
+        if code.dynamic and not self._unused:
+            with self.may_mean(node, function, "looks up a name that it computes, so it may mean any method"):
+                self.everything_of_owner()
         self._mention(code)
         return names.folded
 
@@ -310,8 +333,6 @@ class Walk:
     def _mention(self, code: Scan) -> None:
         if self._unused:
             return
-        if code.dynamic:
-            self.everything_of_owner()
         if code.inherits and self._owner is not None:
             for name in sorted(code.attributes):
                 self._on_owner(name, inherited=True)

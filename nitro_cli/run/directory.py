@@ -56,11 +56,28 @@ class RunDirectory:
     def read_run(self) -> dict[str, Any]:
         """The facts in run.json; empty where there is none. Raises ``OutputError`` where it is damaged."""
         try:
-            return json.loads(self.run_json_path.read_bytes())
+            facts = json.loads(self.run_json_path.read_bytes())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            raise OutputError(f"{self.run_json_path} cannot be read: {error}") from error
+        except OSError as error:
+            raise OutputError(f"{self.run_json_path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        if not isinstance(facts, dict):
+            raise self._damaged(f"it holds a {type(facts).__name__}")
+        return facts
+
+    def _damaged(self, how: str) -> OutputError:
+        return OutputError(
+            f"{self.run_json_path} cannot be read, it is damaged: {how}",
+            "nothing else of the run is lost: its configuration, log and checkpoints lie beside it",
+            f"to go on without it: echo {{}} > {shlex.quote(str(self.run_json_path))}",
+            path=str(self.run_json_path),
+        )
+
+    def looks_like_one(self) -> bool:
+        """Whether the folder holds a run, a damaged one perhaps."""
+        return self.run_json_path.is_file() or (self.config_path.is_file() and self.log_path.is_file())
 
     def own_file(self, name: str) -> Path:
         """Where a logger or plug-in may write ``name``; refuses the names that the runner itself uses."""
@@ -90,8 +107,8 @@ def create_run(
     """Make the folder of a new run and claim it by writing its first run.json.
 
     ``root`` (default: the working folder) holds ``runs/``; ``run_dir`` is used as it is instead. Raises
-    ``ProtectError`` where the folder is not empty or cannot be written. ``force`` moves what is there aside, to
-    ``<run_dir>.old-<n>``.
+    ``ProtectError`` where the folder is not empty or cannot be written. ``force`` moves a run that is there aside, to
+    ``<run_dir>.old-<n>``, and nothing but a run.
     """
     if run_dir is None:
         parent = Path(os.path.abspath(root or Path.cwd())) / RUNS / clean_name(experiment_name, "experiment")
@@ -132,6 +149,8 @@ def _take_folder(run: RunDirectory, force: bool) -> None:
             if Path.cwd().is_relative_to(run.path.resolve()):
                 what = f"the run folder {run.path} is the folder that you stand in, or one above it, and not empty"
                 raise ProtectError(what, "choose another --run-dir", path=str(run.path))
+            if not run.looks_like_one():
+                raise _no_run(run)
             if not force:
                 raise _in_use(run)
             _move_aside(run.path)
@@ -160,12 +179,20 @@ def _claim(run: RunDirectory, experiment_name: str, preset: str | None) -> None:
         raise _not_writable(run.path, error.strerror or str(error)) from error
 
 
-def _in_use(run: RunDirectory) -> ProtectError:
-    holds_run = run.run_json_path.exists()
-    continue_it = ["--resume continues the run that is there"] if holds_run else []
+def _no_run(run: RunDirectory) -> ProtectError:
+    inside = sorted(path.name for path in run.path.iterdir())
     return ProtectError(
-        f"the run folder {run.path} is not empty" + (", it holds a run" if holds_run else ""),
-        *continue_it,
+        f"the run folder {run.path} is not empty, and holds no run",
+        f"it holds {listed(inside)}; --force moves runs aside, and nothing else",
+        "choose another --run-dir, or move away yourself what is there",
+        path=str(run.path),
+    )
+
+
+def _in_use(run: RunDirectory) -> ProtectError:
+    return ProtectError(
+        f"the run folder {run.path} is not empty, it holds a run",
+        "--resume continues the run that is there",
         "--force moves what is there aside and starts fresh",
         "another --run-dir leaves it alone",
         path=str(run.path),

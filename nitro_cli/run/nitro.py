@@ -21,7 +21,7 @@ from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.presets import Resolved, resolve
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.optim.leaves import Leaves
-from nitro_cli.programs.cache import Program
+from nitro_cli.programs.cache import Program, being_made, making
 from nitro_cli.programs.jax_cache import use_jax_cache
 from nitro_cli.programs.training import optimizer_state
 from nitro_cli.run.checkpoints import CheckpointInfo
@@ -229,7 +229,7 @@ class Nitro:
     def _interruptible(self) -> Iterator[None]:
         """While a pass runs outside of training, a signal only sets a flag that is looked at between batches: an
         exception out of Python's own handler in the middle of a compile can end the process (jax 0.10)."""
-        with StopSignals() as self._signals:
+        with StopSignals(lambda number: self.notify_stopping(number, "batch")) as self._signals:
             try:
                 yield
                 self.leave_if_interrupted()
@@ -251,6 +251,10 @@ class Nitro:
 
     def notify(self, event: str, /, **facts: Any) -> None:
         self.observer(event, facts)
+
+    def notify_stopping(self, number: int, work: str) -> None:
+        """Tell the observer of the first signal, and what is waited for: the ``work`` under way, or a compile."""
+        self.notify("stopping", signal=number, work=work, compiling=being_made())
 
     def notify_progress(self, loss: float | None = None) -> None:
         """Tell the observer how far the run is, ten times a second at most."""
@@ -317,7 +321,8 @@ class Nitro:
             if self.state.opt_state is None:
                 self.state.opt_state = [placed(leaf) for leaf in self.setup.opt_state or ()]
         elif self._optimizer is None:
-            tree = optimizer_state(self.setup.recipe, self.state.params, self.setup.anchors)
+            with making("optimizer_init"):
+                tree = optimizer_state(self.setup.recipe, self.state.params, self.setup.anchors)
             self._optimizer = Leaves.of(tree)
             if self.state.opt_state is None:
                 self.state.opt_state = jax.device_put(jax.tree.leaves(tree), jax.devices()[0])

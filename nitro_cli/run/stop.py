@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -34,17 +34,18 @@ class StopSignals:
 
     Ctrl-C while a stop is under way, or another signal a second time, ends the process at once with exit code 128 + n.
     ``announce`` is called once with the first signal, at once and in a thread of its own: the main thread may be busy
-    for minutes. ``last_word`` is called with the exit code before the process is ended, and has half a second. Signals
-    that were ignored on entry (``nohup``) stay ignored. Off the main thread nothing is installed and nothing is ever
-    requested. Children made by ``fork`` get the old handlers back.
+    for minutes. ``last_word`` is called with the exit code before the process is ended, and has half a second. Only
+    ``signals`` are watched for; those that were ignored on entry (``nohup``) stay ignored. Off the main thread nothing
+    is installed and nothing is ever requested. Children made by ``fork`` get the old handlers back.
     """
 
     def __init__(
         self,
         announce: Callable[[int], None] = lambda number: None,
         last_word: Callable[[int], None] = lambda code: None,
+        signals: Sequence[signal.Signals] = SIGNALS,
     ) -> None:
-        self._announce, self._last_word = announce, last_word
+        self._announce, self._last_word, self._signals = announce, last_word, signals
         self.requested: int | None = None
         self._seen: dict[int, float] = {}
         self._old: dict[int, Any] = {}
@@ -72,7 +73,7 @@ class StopSignals:
         self._watcher.start()
         self._old_wakeup = signal.set_wakeup_fd(self._pair[1].fileno(), warn_on_full_buffer=False)
         _active.append(self)
-        for number in SIGNALS:
+        for number in self._signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, self._note)
         return self
@@ -113,18 +114,19 @@ class StopSignals:
         if self.requested is None:
             self.requested = number
         if number == signal.SIGINT:
-            leave = bool(self._seen)
+            again = bool(self._seen)
         else:
-            leave = now - self._seen.get(number, now) > REPEAT_GRACE_SECONDS
+            again = now - self._seen.get(number, now) > REPEAT_GRACE_SECONDS
         first = not self._seen
         self._seen.setdefault(number, now)
-        if leave:
-            _leave(128 + number, self._last_word)
+        if again:
+            leave(128 + number, self._last_word)
         if first:
             self._announce(number)
 
 
-def _leave(code: int, last_word: Callable[[int], None]) -> None:
+def leave(code: int, last_word: Callable[[int], None]) -> None:
+    """End the process at once, with a last word for which there is half a second."""
     # Either can block for ever: on a full pipe, on a lock that the main thread holds, on a file system that hangs.
     ending = threading.Thread(target=_flush, args=(code, last_word), daemon=True)
     ending.start()

@@ -55,7 +55,7 @@ class Training:
 
     def __init__(self, nitro: Nitro) -> None:
         self.nitro = nitro
-        self.signals = StopSignals(lambda number: nitro.notify("stopping", signal=number), self._killed)
+        self.signals = StopSignals(lambda number: nitro.notify_stopping(number, "step or validation"), self._killed)
         self.compile_seconds = 0.0
         self.started = time.perf_counter()
         self.stats_before = cache_stats()

@@ -114,6 +114,58 @@ def test_ctrl_c_before_anything_started(slow, start):
     assert "Traceback" not in err
 
 
+# Stays in set-up, in a sleep of C code that no signal handler of Python's interrupts.
+SETTING_UP = SLOW.replace(
+    'pathlib.Path("started").touch()',
+    'pathlib.Path("started").touch(); import ctypes; ctypes.CDLL(None).sleep(60); ctypes.CDLL(None).sleep(60)',
+)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_before_anything_started_ends_at_once_with_a_last_event(slow, start, number, code):
+    write(slow, "experiments/setting_up.py", SETTING_UP)
+    (slow / "started").unlink(missing_ok=True)
+    process = start("train", "setting_up", "--json", "--max-epochs", "50")
+    while not (slow / "started").exists():
+        assert process.poll() is None
+    process.send_signal(number)
+    got, events, err = finished(process)
+    assert got == code
+    assert events[-1]["event"] == "error"
+    assert (events[-1]["exit_code"], events[-1]["kind"]) == (code, "interrupted")
+    assert err == f"ended by {signal.Signals(number).name}\n"
+
+
+TRACING = MYEXP.replace(
+    "        return ((outputs",
+    """        import pathlib, time
+        pathlib.Path("tracing").touch()
+        time.sleep(1.0)
+        return ((outputs""",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "again"),
+    [
+        (["train", "tracing"], "gradient", "leaves without saving"),
+        (["validate", "tracing", "--weights", "fresh"], "loss", "leaves at once"),
+    ],
+    ids=["train", "validate"],
+)
+def test_ctrl_c_while_a_program_compiles_says_that_it_waits_for_it(slow, start, words, program, again):
+    write(slow, "experiments/tracing.py", TRACING)
+    (slow / "tracing").unlink(missing_ok=True)
+    process = start(*words)
+    while not (slow / "tracing").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    said = f"the {program} program is being compiled, which cannot be cut short; Ctrl-C again {again}\n"
+    assert said in err.decode()
+
+
 def test_a_reader_that_leaves_ends_a_training_like_an_interrupt(slow, start):
     process = start("train", "slow", "--json", "--max-epochs", "50")
     run = slow / json.loads(until(process, b'"event": "run"'))["run_dir"]

@@ -354,6 +354,21 @@ def test_runs_without_a_store_cannot_be_explained(there, nitro):
     assert "gradient\ta run without a store does not know what its programs depend on" in result.out
 
 
+def test_a_run_without_a_store_is_named(there, nitro):
+    first, second, _ = runs(there)
+    path = there / "runs/myexp" / second / "run.json"
+    path.write_text(re.sub(r'"entry": "[^"]*"', '"entry": ""', path.read_text()))
+    result = nitro("cache-stats", "--explain", first, second)
+    assert result.code == 1
+    said = [line for line in result.err.splitlines() if "warning" in line]
+    assert [line.partition(": ")[2] for line in said] == [
+        f"runs/myexp/{second} ran without a store (NITRO_CACHE_DIR=none, or one that could not be used), so nobody "
+        "noted what its programs depend on: run it again with one to compare it"
+    ]
+    events = nitro("cache-stats", "--explain", first, second, "--json").events
+    assert [f"runs/myexp/{second} ran without" in event["message"] for event in events if event["event"] == "warning"]
+
+
 def test_runs_that_are_not_there(there, nitro, snapshot):
     first, *_ = runs(there)
     for words in ((first, "nonsense"), (first, "runs/nowhere"), (first[:8], first)):

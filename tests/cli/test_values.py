@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import SMALL, write
+from .conftest import MYEXP, SMALL, write
 
 
 @pytest.fixture
@@ -195,3 +195,13 @@ def test_a_required_field_is_asked_for_before_data_is_loaded(folder, nitro, snap
     assert result.code == 2
     assert "hook" not in result.err
     assert result.err.replace(str(folder), "<here>") == snapshot
+
+
+def test_a_folder_is_no_preset_file(nitro, folder):
+    write(folder, "experiments/myexp.py", MYEXP)
+    write(folder, "presets/one.toml", "[current]\n")
+    (folder / "empty").mkdir()
+    for name, note in (("presets", "name a file in it: one.toml"), ("empty", "it holds no TOML file")):
+        result = nitro("show", "myexp", "--preset-file", name)
+        assert (result.code, result.out) == (2, "")
+        assert result.err == f"error: the preset file {name} is a folder\n   = {note}\n"

@@ -225,6 +225,22 @@ def test_helpers_with_names_of_their_own_are_left_alone() -> None:
     assert Fine().double == 4
 
 
+def test_a_method_that_is_nearly_a_hook_is_refused_though_the_hook_is_inherited() -> None:
+    class Parent(Small):
+        def forward(self) -> None: ...
+
+    with pytest.raises(ExperimentError, match="defines 'forwrad', which nitro never calls") as error:
+
+        class Child(Parent):
+            def forwrad(self) -> None: ...
+
+    assert "did you mean 'forward'?" in str(error.value)
+
+    class Both(Parent):
+        def forward(self) -> None: ...
+        def forwards(self) -> None: ...
+
+
 def test_hooks_are_found_with_and_without_the_base(snapshot: Any) -> None:
     @dataclasses.dataclass(frozen=True)
     class Plain:

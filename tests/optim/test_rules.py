@@ -196,6 +196,14 @@ def test_decaying_twice_is_refused(snapshot):
     assert str(caught.value) == snapshot
 
 
+def test_optax_own_partials_go_by_their_name():
+    for factory in (optax.nadamw, functools.partial(optax.nadamw, b1=0.8)):
+        with pytest.raises(ExperimentError, match="nadamw decays by itself") as caught:
+            plan_for(experiment(factory, weight_decay=0.1), params())
+        assert "functools.partial(optax.nadamw, weight_decay=0.1)" in str(caught.value)
+    assert plan_for(experiment(functools.partial(optax.adam, b1=0.8)), params()).groups[0].rule.name == "adam"
+
+
 def test_decay_by_another_name_is_decay_and_decay_by_nothing_is_none():
     adafactor = functools.partial(optax.adafactor, weight_decay_rate=0.1)
     with pytest.raises(ExperimentError, match=r"partial\(optax.adafactor, weight_decay_rate=0.2\)"):

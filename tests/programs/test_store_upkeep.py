@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nitro_cli.programs.store import KEPT_RUNS, Entry, Store, open_store, settings, store_as_it_lies
+from nitro_cli.programs import store as stores
+from nitro_cli.programs.store import KEPT_RUNS, Entry, Store, StoreWarning, open_store, settings, store_as_it_lies
 
 KEY = "0123456789abcdef" * 4
 
@@ -197,3 +200,133 @@ def test_the_store_as_it_lies(tmp_path, monkeypatch):
     assert store is not None
     assert (store.root, problem) == (tmp_path / "made", "")
     assert open_store() is not None
+
+
+# ---- damage, and what a disk refuses
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"experiment": "MyExp"}', "\xff"])
+def test_a_damaged_entry_is_told_of_once_and_taken_out(store, text):
+    kept = keep(store, 1)
+    store._path(kept).write_text(text)
+    with pytest.warns(StoreWarning, match="an entry of MyExp/gradient in the store was damaged"):
+        assert store.find("MyExp", "gradient", kept.key, {}) is None
+    assert kept.key[:40] in settings.damaged
+    assert store.find("MyExp", "gradient", kept.key, {}) is None
+    keep(store, 1)
+    assert kept.key[:40] not in settings.damaged
+    assert store.find("MyExp", "gradient", kept.key, {}) is not None
+
+
+def test_an_entry_of_another_version_is_not_damaged(store, recwarn):
+    kept = keep(store, 1, format="0")
+    assert store.find("MyExp", "gradient", kept.key, {}) is None
+    assert (list(recwarn), store._path(kept).exists()) == ([], True)
+
+
+def test_a_disk_that_refuses_is_told_of_by_what_it_refused(store, monkeypatch, recwarn):
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    made = entry(1)
+    monkeypatch.setattr(stores.os, "replace", refuse)
+    for step in (lambda: store.keep(made, b"x"), lambda: store.keep(made, None), lambda: store.poison(made, "")):
+        step()
+    store.tidy()
+    assert [str(warning.message) for warning in recwarn] == [
+        f"the store could not keep {what}: No space left on device"
+        for what in (
+            f"the executable of {made.name}",
+            f"the entry {made.name}",
+            f"that {made.name} must not be used",
+            "the time of the last tidying",
+        )
+    ]
+
+
+# ---- the list of runs
+
+
+NOTE = """
+import sys
+from pathlib import Path
+from nitro_cli.programs.store import Store
+for number in range(60):
+    Store(Path(sys.argv[1])).note_run({"run_dir": f"{sys.argv[2]}{number}"})
+"""
+
+
+def test_no_run_is_lost_while_another_process_trims_the_list(store, monkeypatch):
+    for number in range(120):
+        store.note_run({"run_dir": str(number)})
+    monkeypatch.setattr(stores, "KEPT_RUNS", 120)
+    noting = [subprocess.Popen([sys.executable, "-c", NOTE, str(store.root), name]) for name in "ab"]
+    while any(process.poll() is None for process in noting):
+        store._trim_runs()
+    store._trim_runs()
+    assert {row["run_dir"] for row in store.runs()} == {f"{name}{n}" for name in "ab" for n in range(60)}
+
+
+def test_a_line_that_was_cut_does_not_spoil_the_next(store):
+    store.note_run({"run_dir": "one"})
+    with open(store.root / "runs.jsonl", "ab") as file:
+        file.write(b'{"run_dir": "tw')
+    store.note_run({"run_dir": "three"})
+    assert [row["run_dir"] for row in store.runs()] == ["one", "three"]
+
+
+# ---- whose it is
+
+
+def test_every_folder_is_made_for_this_user_alone(store):
+    before = os.umask(0o002)
+    try:
+        keep(store, 1)
+        store.note_run({})
+    finally:
+        os.umask(before)
+    folders = [store.root, *(path for path in store.root.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+@pytest.mark.parametrize("name", ["programs", "executables", "jax", "locks"])
+def test_a_store_with_a_folder_that_others_can_write_to_is_not_used(store, monkeypatch, name):
+    (store.root / name).mkdir(parents=True, exist_ok=True)
+    (store.root / name).chmod(0o770)
+    monkeypatch.setenv("NITRO_CACHE_DIR", str(store.root))
+    found, problem = store_as_it_lies()
+    assert found is None
+    assert problem.startswith(f"other users can write to {store.root / name}, ")
+    assert problem.endswith(f"chmod 700 {store.root / name}")
+
+
+def test_an_entry_in_a_folder_that_others_can_write_to_is_not_read(store):
+    kept = keep(store, 1)
+    store._path(kept).parent.chmod(0o777)
+    with pytest.warns(StoreWarning, match="is not read: other users can write to"):
+        assert store.find("MyExp", "gradient", kept.key, {}) is None
+
+
+# ---- jax's own
+
+
+def jax_entry(store: Store, name: str, *, written: float, read: float) -> Path:
+    """An entry of jax's cache that was written and read so many days ago."""
+    folder = store.root / "jax" / f"0.10.2-cpu-{'a' * 12}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"jit_{name}-0a-cache"
+    path.write_bytes(b"y" * 500)
+    os.utime(path, (time.time() - read * 86400, time.time() - written * 86400))
+    return path
+
+
+def test_what_jax_still_reads_stays(store):
+    used, noted, unused = (
+        jax_entry(store, name, written=100, read=read) for name, read in (("a", 3), ("b", 100), ("c", 100))
+    )
+    mark = noted.with_name("jit_b-0a-atime")
+    mark.write_bytes(bytes(8))
+    store.prune(max_days=90)
+    assert [path.exists() for path in (used, noted, mark, unused)] == [True, True, True, False]
+    store.prune(max_days=0)
+    assert [path.exists() for path in (used, noted, mark)] == [False, False, False]

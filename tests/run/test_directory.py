@@ -77,9 +77,22 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path, snapshot):
 def test_a_folder_with_other_things_offers_no_resume(tmp_path, snapshot):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ProtectError) as caught:
-        create_run(tmp_path, "myexp", None, tmp_path / "x")
-    assert shown(caught.value, tmp_path) == snapshot
+    for force in (False, True):
+        with pytest.raises(ProtectError) as caught:
+            create_run(tmp_path, "myexp", None, tmp_path / "x", force=force)
+        assert shown(caught.value, tmp_path) == snapshot
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["thesis.tex"]
+
+
+def test_force_moves_a_damaged_run_aside(tmp_path):
+    run = create_run(tmp_path, "myexp", None, tmp_path / "x")
+    run.run_json_path.write_text("{")
+    create_run(tmp_path, "myexp", None, tmp_path / "x", force=True)
+    run.write_config("")
+    run.log_path.touch()
+    run.run_json_path.unlink()
+    create_run(tmp_path, "myexp", None, tmp_path / "x", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x.old-1", "x.old-2"]
 
 
 def test_force_moves_the_old_contents_aside(tmp_path):
@@ -209,9 +222,11 @@ def test_a_full_disk_keeps_the_old_run_json(tmpfs, tmp_path):
 def test_damaged_run_json_is_said_and_does_not_hide_other_runs(tmp_path):
     good = create_run(tmp_path, "myexp", None)
     bad = create_run(tmp_path, "myexp", None)
-    bad.run_json_path.write_text("{")
-    with pytest.raises(OutputError, match="cannot be read"):
-        bad.read_run()
+    for text in ("{", "[]", "null"):
+        bad.run_json_path.write_text(text)
+        with pytest.raises(OutputError, match=r"cannot be read, it is damaged: .*") as caught:
+            bad.read_run()
+        assert f"echo {{}} > {bad.run_json_path}" in str(caught.value)
     assert {run.id for run in list_runs(tmp_path)} == {good.id, bad.id}
 
 

@@ -137,8 +137,9 @@ def test_a_run_folder_with_something_in_it_is_never_written_into(handle, tmp_pat
     with pytest.raises(ProtectError):
         Nitro(Measured(), run_dir=folder).train()
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    Nitro(Measured(), run_dir=folder, force=True).train()
-    assert (tmp_path / "own.old-1" / "notes.txt").read_text() == "mine"
+    with pytest.raises(ProtectError):
+        Nitro(Measured(), run_dir=folder, force=True).train()
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
 def test_progress_is_told_now_and_then_with_where_the_run_is(handle):

@@ -81,6 +81,16 @@ def test_what_is_damaged_is_compiled_anew_and_replaced(process, files, damage):
     same_numbers(first, third)
 
 
+def test_a_damaged_entry_is_said_and_counted_as_a_miss(process):
+    process()
+    for path in _entries(Store(process.store)):
+        _truncated(path)
+    second = process()
+    assert set(origins(second, "why").values()) == {"its entry in the store was damaged"}
+    said = [warning for warning in second["warnings"] if "in the store was damaged: its program is compiled" in warning]
+    assert len(said) == len(set(said)) > 3
+
+
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_a_folder_or_a_pipe_in_the_place_of_a_file_is_a_miss(process, make):
     first = process()
