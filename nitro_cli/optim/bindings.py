@@ -19,7 +19,7 @@ from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.manual import optimizers
 from nitro_cli.optim.plan import DEFAULT, Plan
 from nitro_cli.optim.rule import Rule
-from nitro_cli.optim.schedules import Bound, Declared, kind_of, resolved
+from nitro_cli.optim.schedules import Bound, Declared, kind_of, refuse_rivals, resolved
 from nitro_cli.suggest import did_you_mean, listed
 
 
@@ -96,6 +96,7 @@ def bind_paths(
     Raises ExperimentError for a path that is not there, a field that is no number, and a key that means two things.
     """
     bound = [_bind(entry, found, device, total, owner) for entry in entries]
+    refuse_rivals(entries, bound, owner)
     depth = {}
     for entry, b in zip(entries, bound, strict=True):
         for column, _ in b.columns:

@@ -22,6 +22,7 @@ from nitro_cli.experiment.view import StrippedHost, compile_view
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
 from nitro_cli.optim.leaves import Leaves
+from nitro_cli.optim.pull import pulls
 from nitro_cli.optim.rule import Rule, resolve_rule, traceable
 
 GLOBAL = ""  # the group of hyperparameters that belong to none
@@ -99,7 +100,7 @@ def make_plan(
     owner = type(experiment).__name__
     names = [_group_name(owner, hooks["param_group"](experiment, p, s), p) for p, s in _pairs(leaves)]
     order = sorted(dict.fromkeys(names), key=lambda name: name != DEFAULT)
-    no_decay = [bool(hooks.get("no_decay", _no_decay)(experiment, p, s)) for p, s in _pairs(leaves)]
+    no_decay = [_excluded(owner, hooks.get("no_decay", _no_decay)(experiment, p, s), p) for p, s in _pairs(leaves)]
     groups = [
         _group(experiment, hooks, leaves, name, [i for i, n in enumerate(names) if n == name], settings, scheduled)
         for name in order
@@ -141,6 +142,16 @@ def _group_name(owner: str, name: Any, path: str) -> str:
     return name
 
 
+def _excluded(owner: str, answer: Any, path: str) -> bool:
+    if not isinstance(answer, (bool, np.bool_)):
+        raise ExperimentError(
+            f"{owner}.no_decay returned {answer!r} for '{path}'; it is True or False",
+            "True leaves the parameter out of decay; extend the default: "
+            "return default_no_decay(path, leaf) or path.startswith('head')",
+        )
+    return bool(answer)
+
+
 def _numbers(group: Group) -> dict[str, float]:
     numbers = dict(group.rule.hyperparameters)
     if group.decays and not group.rule.decays_itself:
@@ -175,6 +186,15 @@ def _group(
             "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",
         )
     decays = not rule.decays_itself and (decay > 0 or scheduled(name, "weight_decay"))
+    # What optax's own factories do is known by their arguments.
+    if decays and not rule.whole and not _from_optax(rule.factory) and pulls(rule, shapes):
+        raise ExperimentError(
+            f"group '{name}' would decay twice: {rule.name} moves the weights even where the gradient is zero, and "
+            f"nitro's weight_decay is {decay:g}" + (", scheduled" if scheduled(name, "weight_decay") else ""),
+            "either set nitro's weight_decay to 0, or take the decay (add_decayed_weights) out of the chain and keep "
+            "nitro's, which knows no_decay and anchors",
+            "for decay at a place of your own in the chain: def optimizer(self, group, hp), with hp.weight_decay",
+        )
     return Group(
         name=name,
         leaves=tuple(members),
@@ -227,6 +247,10 @@ def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, de
         )
     declared = hook(experiment) if taken == 0 else hook(experiment, group)
     return resolve_rule(declared, rate, decay, owner, group)
+
+
+def _from_optax(factory: Any) -> bool:
+    return str(getattr(factory, "__module__", "")).partition(".")[0] == "optax"
 
 
 def _joinable(rule: Rule, specs: Sequence[Any]) -> bool:

@@ -81,7 +81,8 @@ class Rule:
             raise accumulates(self.name)
         if not isinstance(made, optax.GradientTransformation):
             what = "an array" if hasattr(made, "shape") else type(made).__name__
-            raise ExperimentError(f"the optimizer {self.name} gives {what}, not an optax transformation", _FIX)
+            fix = "call the factory: return optax.adam(hp.learning_rate)" if self.whole else _FIX
+            raise ExperimentError(f"the optimizer {self.name} gives {what}, not an optax transformation", fix)
         return optax.with_extra_args_support(made)
 
 
@@ -121,6 +122,8 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
                 f"{owner}.optimizer returns a partial with positional arguments", "give them by name", _FIX
             )
         function = function.func
+    if function is optax.MultiSteps:
+        raise accumulates("MultiSteps")
     name = named or getattr(function, "__name__", type(function).__name__)
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -143,6 +146,10 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
     settings = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty} | given
     settings.pop("learning_rate", None)
     numeric = {key: float(value) for key, value in settings.items() if _is_number(value)}
+    for key, value in numeric.items():
+        good, note = limit(key)
+        if not good(value):
+            raise ExperimentError(f"{owner}.optimizer: {name} has {key}={value:g}; {note}")
     own = next((key for key in _DECAYS if key in numeric), None)
     if own is not None and weight_decay > 0:
         if numeric[own] > 0:
@@ -161,6 +168,15 @@ def _decays_twice(function: Any, name: str, own: str, weight_decay: float, group
         f"functools.partial({prefix}{'.' if prefix else ''}{name}, {own}={weight_decay})",
         "or take the rule without decay (adam for adamw) and keep nitro's, which knows no_decay and anchors",
     )
+
+
+def limit(name: str) -> tuple[Callable[[Any], Any], str]:
+    """Whether values suit a hyperparameter, and how that is said. Only those are limited whose meaning is known."""
+    if name in ("learning_rate", "weight_decay", "gradient_clip_norm"):
+        return lambda value: np.asarray(value) >= 0, f"{name} must be 0 or more"
+    if name in ("ema_decay", "b1", "b2"):
+        return lambda value: (np.asarray(value) >= 0) & (np.asarray(value) < 1), f"{name} must be 0 or more and under 1"
+    return lambda value: np.ones(np.shape(value), bool), ""
 
 
 def _is_number(value: Any) -> bool:

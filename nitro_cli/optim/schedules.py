@@ -13,6 +13,7 @@ arguments.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ import numpy as np
 from nitro_cli.errors import ExperimentError
 from nitro_cli.optim.exact import at_many
 from nitro_cli.optim.plan import GLOBAL, Plan
+from nitro_cli.optim.rule import limit
 from nitro_cli.suggest import did_you_mean, listed
 
 NAMESPACES = ("opt", "device")
@@ -72,6 +74,15 @@ def parse(declared: Any, owner: str, paths: bool = False) -> list[Declared]:
     entries = []
     for key, value in _flat(declared, ""):
         parts = key.split(".")
+        if "" in parts:
+            raise ExperimentError(
+                f"{owner}.schedules: '{key}' has an empty part",
+                "keys are words joined by single dots: opt.learning_rate",
+            )
+        if any(key == entry.key for entry in entries):
+            raise ExperimentError(
+                f"{owner}.schedules: '{key}' is given twice, as a dotted key and in a dict", "leave one of them out"
+            )
         namespace = parts[0] if parts[0] in NAMESPACES else ""
         rest = parts[1:] if namespace else parts
         if namespace and not rest:
@@ -116,12 +127,26 @@ def bind(
     nothing or two things.
     """
     bound = [_bind(entry, plan, device, total, owner, own_decay) for entry in entries]
+    refuse_rivals(entries, bound, owner)
     exact = {column for entry, b in zip(entries, bound, strict=True) if entry.group for column, _ in b.columns}
     result = []
     for entry, b in zip(entries, bound, strict=True):
         columns = b.columns if entry.group else tuple((c, f) for c, f in b.columns if c not in exact)
         result.append(Bound(b.key, b.target, b.schedule, b.constant, columns, b.field, b.kind))
     return result
+
+
+def refuse_rivals(entries: Sequence[Declared], bound: Sequence[Bound], owner: str) -> None:
+    """Raises ExperimentError where two keys of the same depth drive the same number: neither would be the exact one."""
+    taken: dict[Any, str] = {}
+    for entry, b in zip(entries, bound, strict=True):
+        for driven in (*((entry.group, column) for column, _ in b.columns), *([b.field] if b.field else [])):
+            if driven in taken:
+                raise ExperimentError(
+                    f"{owner}.schedules: '{taken[driven]}' and '{entry.key}' both drive {b.target}",
+                    "leave one of them out",
+                )
+            taken[driven] = entry.key
 
 
 def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, owner: str, own_decay: bool) -> Bound:
@@ -142,7 +167,7 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
             f"write 'opt.{entry.name}' or 'device.{entry.name}'",
         )
     if not in_opt and not in_device:
-        raise _meaningless(entry, fields, list(device), owner)
+        raise _meaningless(entry, plan, fields, list(device), owner)
     schedule, constant = resolved(entry, total, owner)
     if in_device:
         target = f"Device field {entry.name}"
@@ -161,7 +186,7 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
     if entry.name == "weight_decay" and entry.group is None and own_decay:
         raise ExperimentError(
             f"{owner}.schedules: '{entry.key}' would override the hook group_weight_decay in every group",
-            "schedule it by group (opt.encoder.weight_decay), or leave the hook out",
+            f"schedule it by group (opt.{plan.groups[-1].name}.weight_decay), or leave the hook out",
         )
     columns = tuple((i, _ratio(plan, i)) for i in wanted)
     groups = list(dict.fromkeys(plan.columns[i][0] for i in wanted))
@@ -174,7 +199,12 @@ def _ratio(plan: Plan, column: int) -> float:
     return plan.group(group).ratio if name == "learning_rate" else 1.0
 
 
-def _meaningless(entry: Declared, fields: list[str], device: list[str], owner: str) -> ExperimentError:
+def _meaningless(entry: Declared, plan: Plan, fields: list[str], device: list[str], owner: str) -> ExperimentError:
+    if entry.namespace != "device" and entry.name in [group.name for group in plan.groups]:
+        return ExperimentError(
+            f"{owner}.schedules: '{entry.key}' is a parameter group, not one of its hyperparameters",
+            f"write one of: {listed([f'opt.{group}.{name}' for group, name in plan.columns if group == entry.name])}",
+        )
     known = {"opt": fields, "device": device}.get(entry.namespace, [*fields, *device])
     hint = did_you_mean(entry.name, known)
     return ExperimentError(
@@ -191,7 +221,7 @@ def resolved(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], A
     value = entry.value
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
         if not math.isfinite(float(value)):
-            raise ExperimentError(f"{owner}.schedules: '{entry.key}' is {value}")
+            raise ExperimentError(f"{owner}.schedules: '{entry.key}' is {value}", "a schedule is finite at every step")
         return (lambda step: np.float64(value)), True
     if not callable(value):
         raise ExperimentError(
@@ -204,6 +234,12 @@ def resolved(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], A
     except Exception as error:
         if _is_schedule(value):
             return value, False  # a curve that has no value past its end
+        if not _takes_one(value):
+            raise ExperimentError(
+                f"{owner}.schedules: '{entry.key}' is a function that cannot be called with one number",
+                "a factory takes the total number of steps, a schedule the number of the step: "
+                "lambda total: optax.cosine_decay_schedule(1e-3, total)",
+            ) from error
         raise ExperimentError(
             f"{owner}.schedules: '{entry.key}' failed for a run of {total} steps: {type(error).__name__}: {error}",
             "the run has max_epochs * batches / accum steps; check warm-up and decay lengths against that",
@@ -216,6 +252,16 @@ def _is_schedule(function: Callable[[Any], Any]) -> bool:
         return isinstance(function(0), (int, float, np.number, np.ndarray, jax.Array))
     except Exception:  # whatever it raises, it is no schedule that has a first step
         return False
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say what it takes
+        pass
+    return True
 
 
 def kind_of(schedule: Callable[[Any], Any]) -> str:
@@ -297,21 +343,39 @@ class Table:
 
     def curves(self, points: int = 60) -> dict[str, list[tuple[int, float]]]:
         """``(step, value)`` of every schedule at evenly spaced steps of the run, for a plot. Of an array, its mean."""
-        last = max(self.total - 1, 0)
-        steps = sorted({round(i * last / max(points - 1, 1)) for i in range(min(points, BLOCK))})
-        ahead = self._evaluated(np.array(steps + [last] * (BLOCK - len(steps)), np.int32))
+        steps = self._along(min(points, BLOCK))
+        ahead = self._evaluated(steps)
 
         def value(b: Bound, index: int, step: int) -> float:
             return float(np.mean(ahead[b.key][index] if b.key in ahead else self._call(b, step)))
 
-        return {b.key: [(step, value(b, i, step)) for i, step in enumerate(steps)] for b in self.bound}
+        spaced = list(enumerate(dict.fromkeys(steps.tolist())))
+        return {b.key: [(step, value(b, i, step)) for i, step in spaced] for b in self.bound}
+
+    def check(self, step: int) -> None:
+        """Before any work, evaluate every schedule at ``step``, and those that need not wait along the whole run.
+
+        Raises ExperimentError for values that are no numbers, not finite, out of range or of another shape.
+        """
+        if self.bound and step < self.total:
+            self.vector(step)
+            self.fields(step)
+            self._evaluated(self._along(BLOCK))
+
+    def _along(self, points: int) -> np.ndarray:
+        """int32[BLOCK]: up to ``points`` evenly spaced steps of the run, in order, the last one repeated."""
+        last = max(self.total - 1, 0)
+        steps = sorted({round(i * last / max(points - 1, 1)) for i in range(points)})
+        return np.array(steps + [last] * (BLOCK - len(steps)), np.int32)
 
     def _evaluated(self, steps: np.ndarray) -> dict[str, np.ndarray]:
-        """By key, the schedules that need not wait for their step, at ``BLOCK`` steps."""
-        values = {b.key: np.array([self._at(b, step) for step in steps.tolist()]) for b in self._plain}
+        """By key, the checked values of the schedules that need not wait for their step, at ``BLOCK`` steps."""
+        values = {b.key: np.stack([self._at(b, step) for step in steps.tolist()]) for b in self._plain}
         if self._traced:
             zeros = np.zeros(len(steps), np.int32)
             values |= zip([b.key for b in self._traced], jax.device_get(self._compiled(steps, zeros)), strict=True)
+        for b in (*self._traced, *self._plain):
+            self._check(b, values[b.key], steps)
         return values
 
     @functools.cached_property
@@ -331,7 +395,6 @@ class Table:
         self._vectors = np.tile(self._plan.vector(), (BLOCK, 1))
         for b in (*self._traced, *self._plain):
             values = self._values[b.key]
-            self._check(b, values[: max(self.total - block * BLOCK, 1)], int(steps[0]))
             for column, factor in b.columns:
                 self._vectors[:, column] = values.astype(np.float64) * factor
         self._block = block
@@ -351,7 +414,7 @@ class Table:
                 "it holds its last value",
                 stacklevel=2,
             )
-        self._check(b, value[None], step)
+        self._check(b, value[None], np.array([step]))
         return value
 
     def _at(self, b: Bound, step: int) -> np.ndarray:
@@ -359,33 +422,32 @@ class Table:
             return np.asarray(b.schedule(step))
         except Exception as error:
             raise ExperimentError(
-                f"{self._owner}.schedules: '{b.key}' failed at step {step}: {type(error).__name__}: {error}"
+                f"{self._owner}.schedules: '{b.key}' failed at step {step}: {type(error).__name__}: {error}",
+                f"it is called with the number of every step of the run, 0 to {max(self.total - 1, 0)}",
             ) from error
 
-    def _check(self, b: Bound, values: np.ndarray, first: int) -> None:
+    def _check(self, b: Bound, values: np.ndarray, steps: np.ndarray) -> None:
+        where = f"{self._owner}.schedules: '{b.key}'"
         if values.dtype.kind not in "iuf":
-            raise ExperimentError(f"{self._owner}.schedules: '{b.key}' gives {values.dtype}, not numbers")
-        if b.field is None and values.shape[1:] != ():
+            what = {"O": "objects", "U": "texts", "b": "bools"}.get(values.dtype.kind, str(values.dtype))
+            raise ExperimentError(f"{where} gives {what}, not numbers", "return one int or float for every step")
+        shape = values.shape[1:]
+        if b.field is None and shape != ():
+            raise ExperimentError(f"{where} gives arrays of shape {shape}; a hyperparameter is one number per step")
+        if b.field and shape != tuple(self._device[b.field].shape):
             raise ExperimentError(
-                f"{self._owner}.schedules: '{b.key}' gives arrays of shape {values.shape[1:]}; a hyperparameter is one "
-                "number per step"
-            )
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))
-        if len(bad):
-            step = first + int(bad[0])
-            raise ExperimentError(
-                f"{self._owner}.schedules: '{b.key}' is {float(values[bad[0]].reshape(-1)[0])} at step {step} "
-                f"of {self.total}",
-                "steps are counted from 0; a curve must be finite at every one of them",
-            )
-
-    def _cast(self, b: Bound, value: Any) -> Any:
-        spec = self._device[b.field or ""]
-        array = np.asarray(value)
-        if tuple(array.shape) != tuple(spec.shape):
-            raise ExperimentError(
-                f"{self._owner}.schedules: '{b.key}' gives shape {tuple(array.shape)} for the field '{b.field}', which "
-                f"has shape {tuple(spec.shape)}",
+                f"{where} gives shape {shape} for the field '{b.field}', which has shape "
+                f"{tuple(self._device[b.field].shape)}",
                 "a scheduled field keeps its shape: another one would be another program",
             )
-        return array.astype(spec.dtype)
+        names = {self._plan.columns[column][1] for column, _ in b.columns} if self._plan.groups else set()
+        for good, note in ((np.isfinite, "a curve must be finite at every one of them"), *map(limit, names)):
+            bad = np.flatnonzero(~good(values.reshape(len(values), -1)).all(1))
+            if len(bad):
+                value, step = float(values[bad[0]].reshape(-1)[0]), int(steps[bad[0]])
+                raise ExperimentError(
+                    f"{where} is {value:g} at step {step} of {self.total}", f"steps are counted from 0; {note}"
+                )
+
+    def _cast(self, b: Bound, value: Any) -> Any:
+        return np.asarray(value).astype(self._device[b.field or ""].dtype)

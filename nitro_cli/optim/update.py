@@ -11,6 +11,7 @@ Davoine, 2018). Leaves that ``no_decay`` excludes do not decay, whatever the anc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import optax
 from nitro_cli.errors import ExperimentError, NitroError
 from nitro_cli.optim.clip import averaged
 from nitro_cli.optim.plan import GLOBAL, Group, Plan
+from nitro_cli.optim.rule import Hyperparameters
 
 
 def group_tree(plan: Plan, group: Group, buffers: Sequence[Any]) -> Any:
@@ -143,6 +145,8 @@ def _failed(group: Group, error: Exception) -> ExperimentError:
     note = "masks and labels need the structure of the parameters: hp.decay_mask has it"
     if isinstance(error, jax.errors.ConcretizationTypeError):
         note = "hp holds traced numbers, which Python cannot decide by: choose by a GraphConst field"
+    if isinstance(error, AttributeError) and "Hyperparameters" in str(error):
+        note = f"hp has: {', '.join(field.name for field in dataclasses.fields(Hyperparameters))}"
     said = str(error).strip().partition("\n")[0]
     return ExperimentError(
         f"the transformation of {group.rule.name} fails on the parameters of group '{group.name}': "

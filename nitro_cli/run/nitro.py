@@ -158,6 +158,7 @@ class Nitro:
                 f"splits: {listed(list(self.setup.splits))}",
             )
         self._entry()
+        self.setup.schedules.check(self.state.step)
         self._stop_requested = False
         return Training(self).run()
 

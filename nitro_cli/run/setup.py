@@ -53,7 +53,7 @@ from nitro_cli.run.manual_setup import (
 )
 from nitro_cli.run.report import Report
 from nitro_cli.run.reporting import make_report
-from nitro_cli.suggest import listed, nearest
+from nitro_cli.suggest import did_you_mean, listed, nearest
 
 
 @dataclass(frozen=True)
@@ -361,6 +361,13 @@ def _anchors(plan: Plan, params: Leaves, w0: list[Any]) -> list[jax.Array]:
             anchors.append(placed(w0[index]))
             continue
         given = dict(zip(Leaves.of(anchor).paths, jax.tree.leaves(anchor), strict=True))
+        if strange := [path for path in given if path not in params.paths]:
+            hint = did_you_mean(strange[0], params.paths)
+            raise ExperimentError(
+                f"the decay anchor of group '{buffer.group}' does not fit: the model has no parameter '{strange[0]}'",
+                *([hint] if hint else []),
+                f"parameters: {listed(params.paths, 8)}",
+            )
         parts = []
         for i in buffer.leaves:
             path, spec = params.paths[i], params.specs[i]
@@ -370,7 +377,13 @@ def _anchors(plan: Plan, params: Leaves, w0: list[Any]) -> list[jax.Array]:
                     f"the decay anchor of group '{buffer.group}' does not fit: '{path}' {found}",
                     f"it needs shape {tuple(spec.shape)}; an anchor tree has the paths of the parameters",
                 )
-            parts.append(np.asarray(given[path]).astype(spec.dtype).ravel())
+            values = np.asarray(given[path]).astype(spec.dtype)
+            if not np.isfinite(values).all():
+                raise ExperimentError(
+                    f"the decay anchor of group '{buffer.group}' has values that are not finite, in '{path}'",
+                    "weights pulled there would not be finite either",
+                )
+            parts.append(values.ravel())
         anchors.append(placed(np.concatenate(parts).reshape(buffer.spec.shape)))
     return anchors
 

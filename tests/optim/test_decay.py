@@ -127,7 +127,16 @@ def test_anchors_enter_the_programs_of_a_run(handle):
     assert parameters(n)["b"] == 0
 
 
-@pytest.mark.parametrize("anchor", [{"w": np.zeros(2)}, {"v": np.zeros(3)}])
+@pytest.mark.parametrize(
+    "anchor",
+    [
+        {"w": np.zeros(2)},
+        {"v": np.zeros(3)},
+        {"b": np.float32(0)},
+        {"w": np.zeros(3), "extra": np.zeros(3)},
+        {"w": np.array([0.0, np.nan, 0.0])},
+    ],
+)
 def test_an_anchor_that_does_not_fit_is_refused(anchor, snapshot, handle):
     class Misfit(Measured):
         weight_decay: float = 0.1

@@ -180,6 +180,9 @@ MISTAKES = {
     "accumulates inside": lambda learning_rate: optax.chain(optax.apply_every(4), optax.adam(learning_rate)),
     "no transformation": lambda learning_rate: learning_rate,
     "wants the loss": lambda learning_rate: optax.polyak_sgd(learning_rate),
+    "a partial of MultiSteps": functools.partial(optax.MultiSteps, every_k_schedule=4),
+    "a beta of one": functools.partial(optax.adam, b1=1.0),
+    "a negative decay": functools.partial(optax.adamw, weight_decay=-0.1),
 }
 
 
@@ -204,6 +207,56 @@ def test_optax_own_partials_go_by_their_name():
     assert plan_for(experiment(functools.partial(optax.adam, b1=0.8)), params()).groups[0].rule.name == "adam"
 
 
+def chain(*between):
+    """A factory of one's own, with transformations between adam's and the rate's."""
+
+    def own(learning_rate):
+        return optax.chain(optax.scale_by_adam(), *between, optax.scale_by_learning_rate(learning_rate))
+
+    return own
+
+
+PULLS = {
+    "decay": chain(optax.add_decayed_weights(0.01)),
+    "decay of some": chain(optax.add_decayed_weights(0.01, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p))),
+    "decay at once": lambda learning_rate: optax.chain(optax.add_decayed_weights(0.01), optax.sgd(learning_rate)),
+    "optax's adamw within": lambda learning_rate, b1=0.9: optax.adamw(learning_rate, b1=b1),
+}
+DOES_NOT = {
+    "adam": chain(),
+    "a trust ratio": chain(optax.scale_by_trust_ratio()),
+    "a bound": lambda learning_rate: optax.chain(optax.sgd(learning_rate), optax.keep_params_nonnegative()),
+    "noise": chain(optax.add_noise(0.1, 0.5, key=0)),
+}
+
+
+@pytest.mark.parametrize("name", PULLS)
+def test_a_chain_that_decays_by_itself_is_refused_beside_nitros_decay(name, snapshot):
+    for base in (Bare, TwoGroups):
+        with pytest.raises(ExperimentError) as caught:
+            plan_for(experiment(PULLS[name], base, weight_decay=0.1), params())
+        assert "would decay twice" in str(caught.value)
+    assert str(caught.value).replace(f"{PULLS[name].__name__} moves", "CHAIN moves") == snapshot
+    assert not plan_for(experiment(PULLS[name]), params()).groups[0].decays
+
+
+@pytest.mark.parametrize("name", DOES_NOT)
+def test_a_chain_that_does_not_decay_goes_with_nitros_decay(name):
+    assert plan_for(experiment(DOES_NOT[name], weight_decay=0.1), params()).groups[0].decays
+
+
+def test_a_scheduled_decay_beside_a_chain_that_decays_is_refused():
+    class Scheduled(Bare):
+        def optimizer(self):
+            return PULLS["decay"]
+
+        def schedules(self):
+            return {"weight_decay": optax.linear_schedule(0.0, 0.1, 10)}
+
+    with pytest.raises(ExperimentError, match="weight_decay is 0, scheduled"):
+        plan_for(Scheduled(), params())
+
+
 def test_decay_by_another_name_is_decay_and_decay_by_nothing_is_none():
     adafactor = functools.partial(optax.adafactor, weight_decay_rate=0.1)
     with pytest.raises(ExperimentError, match=r"partial\(optax.adafactor, weight_decay_rate=0.2\)"):
@@ -224,6 +277,8 @@ def test_decay_by_another_name_is_decay_and_decay_by_nothing_is_none():
         (lambda hp: optax.masked(optax.sgd(hp.learning_rate), {"x": True}), "hp.decay_mask has it"),
         (lambda hp: optax.sgd(1.0) if hp.learning_rate > 0 else optax.adam(1.0), "choose by a GraphConst field"),
         (lambda hp: optax.sgd(float(hp.learning_rate)), "choose by a GraphConst field"),
+        (lambda hp: optax.sgd(hp.lr), "hp has: learning_rate, weight_decay, decay_mask"),
+        (lambda hp: optax.adam, "call the factory"),
     ],
 )
 def test_a_transformation_that_fails_is_the_users_to_mend(build, said):
@@ -255,6 +310,16 @@ class BadRate(Bare):
         return float("nan")
 
 
+class BadExclusion(Bare):
+    def no_decay(self, path, leaf):
+        return "no"
+
+
+class NoExclusion(Bare):
+    def no_decay(self, path, leaf):
+        _ = leaf.ndim <= 1  # where a return was meant
+
+
 class BadAnchor(Bare):
     def decay_anchor(self, group):
         return "initial"
@@ -265,7 +330,7 @@ class BadSignature(Bare):
         return optax.adam
 
 
-@pytest.mark.parametrize("cls", [BadGroup, BadRate, BadAnchor, BadSignature])
+@pytest.mark.parametrize("cls", [BadGroup, BadRate, BadExclusion, NoExclusion, BadAnchor, BadSignature])
 def test_hooks_that_answer_wrongly(cls, snapshot):
     with pytest.raises(ExperimentError) as caught:
         plan_for(cls(), params())

@@ -63,8 +63,8 @@ CURVES = {
             for k in (1, 2, 4)
         ]
     ),
-    "own": lambda step: 0.1 + 0.3 * jnp.sin(step / 17) * 2.0 - jnp.cos(step / 3) * 1e-3,
-    "own, compiled": jax.jit(lambda step: 0.1 + 0.3 * jnp.sin(step / 17) * 2.0 - jnp.cos(step / 3) * 1e-3),
+    "own": lambda step: 0.7 + 0.3 * jnp.sin(step / 17) * 2.0 - jnp.cos(step / 3) * 1e-3,
+    "own, compiled": jax.jit(lambda step: 0.7 + 0.3 * jnp.sin(step / 17) * 2.0 - jnp.cos(step / 3) * 1e-3),
     "own, from a table": lambda step: jnp.linspace(0.0, 1.0, 1000)[step] / 3.0,
     "own, in Python": lambda step: 0.1 * 0.99**step,
 }
@@ -351,6 +351,18 @@ MISTAKES = {
     "gives texts": {"learning_rate": lambda step: "fast"},
     "fails on the way": {"learning_rate": lambda step: [0.1, 0.2][int(step)]},
     "wrong shape": {"smoothing": lambda step: jnp.ones(2) * step},
+    "wrong shape, by hand": {"smoothing": lambda step: [[0.1, 0.2], [0.3, 0.4]][int(step) % 2]},
+    "given twice": {"opt.learning_rate": 0.1, "opt": {"learning_rate": 0.2}},
+    "two keys for one rate": {"learning_rate": 0.1, "opt.learning_rate": 0.2},
+    "two keys for one field": {"smoothing": 0.1, "device.smoothing": 0.2},
+    "an empty part": {"opt..learning_rate": 0.1},
+    "a group": {"opt.default": 0.1},
+    "takes two": {"learning_rate": lambda total, peak: optax.constant_schedule(peak)},
+    "a clip below zero": {"gradient_clip_norm": -1.0},
+    "an average past one": {"ema_decay": lambda step: 0.5 + step},
+    "a beta of one": {"opt.b1": optax.linear_schedule(0.5, 1.0, 3)},
+    "a rate below zero": {"learning_rate": lambda total: optax.linear_schedule(0.1, -0.1, total)},
+    "a decay below zero": {"weight_decay": -0.1},
 }
 
 
@@ -366,6 +378,24 @@ def test_mistakes(name, snapshot):
     with pytest.raises(ExperimentError) as caught:
         five_steps(scheduled(MISTAKES[name]))
     assert str(caught.value) == snapshot
+
+
+def test_a_group_path_and_a_bare_key_are_no_rivals():
+    plan, values = table(scheduled({"learning_rate": 0.1, "opt.default.learning_rate": 0.2}))
+    assert values.vector(0)[plan.column("default", "learning_rate")] == pytest.approx(0.2)
+
+
+def test_a_faulty_curve_ends_a_run_before_any_work_and_leaves_no_folder(handle, tmp_path, monkeypatch):
+    """The fault lies at the last step alone."""
+    monkeypatch.chdir(tmp_path)
+
+    class Faulty(Warm):
+        def schedules(self):
+            return {"learning_rate": lambda total: lambda step: jnp.where(step == total - 1, jnp.nan, 0.1)}
+
+    with pytest.raises(ExperimentError, match=r"'learning_rate' is nan at step 7 of 8"):
+        handle(Faulty()).train()
+    assert not [path for path in tmp_path.rglob("*") if path.name == "run.json"]
 
 
 def test_a_bare_decay_schedule_does_not_silently_override_the_hook(snapshot):
@@ -410,6 +440,13 @@ def test_one_cycle_equals_pytorchs_formula():
     column = plan.column("default", "learning_rate")
     got = [float(values.vector(step)[column]) for step in range(total)]
     assert got == pytest.approx([formula(step) for step in range(total)], rel=2e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("curve", [lambda step: jnp.where(step == 50, jnp.nan, 0.1), lambda step: jnp.ones(2) * step])
+def test_a_plot_of_a_curve_that_no_run_could_follow_is_refused(curve):
+    _, values = table(scheduled({"learning_rate": curve}), 101)
+    with pytest.raises(ExperimentError, match="'learning_rate'"):
+        values.curves(points=5)
 
 
 def test_curves_for_a_plot():

@@ -1,0 +1,58 @@
+"""Whether an optimizer rule decays weights by itself, decided by what it does where the gradient is zero.
+
+optax's own factories say it by the name of an argument. A chain of the user's need not: ``add_decayed_weights`` may
+stand anywhere in it. Together with nitro's decay the weights would then decay twice, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro_cli.optim.rule import Rule
+
+_SIDE = 4  # of the small arrays that the rule is tried on; a real parameter may be too large to try anything on
+
+
+def pulls(rule: Rule, parameters: Mapping[str, Any]) -> bool:
+    """Whether the first update for a zero gradient depends on the weights.
+
+    ``parameters`` are shapes by path. A rule that works for these shapes alone counts as one that does not pull.
+    """
+    if not _reads_weights(rule, parameters):
+        return False
+    shapes = {path: tuple(min(side, _SIDE) for side in spec.shape) for path, spec in parameters.items()}
+    zeros = {path: np.zeros(shape, parameters[path].dtype) for path, shape in shapes.items()}
+    ones = {path: np.ones(shape, parameters[path].dtype) for path, shape in shapes.items()}
+    try:
+        pairs = zip(jax.tree.leaves(_update(rule, ones)), jax.tree.leaves(_update(rule, zeros)), strict=True)
+        return any(bool(np.any(np.abs(np.asarray(a) - np.asarray(b)) > 0)) for a, b in pairs)
+    except Exception:  # whatever a user's rule says to shapes that are not its own
+        return False
+
+
+def _update(rule: Rule, weights: Any) -> Any:
+    def first(weights: Any) -> Any:
+        transformation = rule.build({**rule.hyperparameters, "learning_rate": 1.0})
+        gradient = jax.tree.map(jax.numpy.zeros_like, weights)
+        return transformation.update(gradient, transformation.init(weights), weights)[0]
+
+    return jax.jit(first)(weights)
+
+
+def _reads_weights(rule: Rule, parameters: Mapping[str, Any]) -> bool:
+    """Whether any result of an update is computed from the weights, other than through the state they began with."""
+
+    def update(weights: Any, gradient: Any, state: Any) -> Any:
+        return rule.build(rule.hyperparameters).update(gradient, state, weights)[0]
+
+    state = jax.eval_shape(lambda weights: rule.build(rule.hyperparameters).init(weights), parameters)
+    jaxpr = jax.make_jaxpr(update)(parameters, parameters, state).jaxpr
+    reached = {id(var) for var in jaxpr.invars[: len(parameters)]}
+    for eqn in jaxpr.eqns:
+        if any(id(var) in reached for var in eqn.invars):
+            reached |= {id(var) for var in eqn.outvars}
+    return any(id(var) in reached for var in jaxpr.outvars)
