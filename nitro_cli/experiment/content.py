@@ -127,6 +127,8 @@ class _Digester:
 
     def _array_parts(self, array: Any) -> list[bytes]:
         shape = str(array.shape).encode()
+        if not array.flags.c_contiguous:  # how an array lies in memory shows in ravel("K") and the like
+            shape += f" strides {array.strides}".encode()
         if array.dtype.hasobject:
             return [self._dtype(array.dtype), shape, *self.items(array.ravel().tolist())]
         return [self._dtype(array.dtype), shape, hashlib.sha256(array.tobytes()).digest()]

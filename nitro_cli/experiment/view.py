@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -130,19 +131,53 @@ def compile_view(experiment: E, device: Mapping[str, Any] | None = None) -> E:
     view = object.__new__(_view_class(cls))
     for slot, value in _pydantic_state(experiment):
         object.__setattr__(view, slot, value)
-    held = view.__dict__
+    held = _held(view)
     for name, info in infos.items():
         if info.marker is Marker.HOST:
             held[name] = StrippedHost(name)
         else:
-            held[name] = given[name] if name in given else _raw(experiment, name)
+            held[name] = given[name] if name in given else _in_order(_raw(experiment, name))
     return view
+
+
+def _held(view: Any) -> dict[str, Any]:
+    """What a view holds, without counting it as read: its class has a ``__dict__`` of its own."""
+    slot = _slot_of_dict(type(view))
+    assert slot is not None
+    return slot.__get__(view)
+
+
+def _slot_of_dict(cls: type) -> Any:
+    found = (vars(base).get("__dict__") for base in cls.__mro__)
+    return next((slot for slot in found if isinstance(slot, types.GetSetDescriptorType)), None)
+
+
+def _fill(view: Any, values: Mapping[str, Any]) -> None:
+    held = _held(view)
+    held.clear()
+    held.update(values)
+
+
+def _in_order(value: Any) -> Any:
+    """A set as one that is gone through in the same order in every process: texts hash differently in each."""
+    if type(value) not in _ORDERED or all(type(each) in (int, bool, float) for each in value):
+        return value
+    return _ORDERED[type(value)](value)
+
+
+def _sorted(self: Any) -> Iterator[Any]:
+    from nitro_cli.experiment.content import content_digest
+
+    return iter(sorted(set.union(set(), self), key=lambda each: (type(each).__name__, content_digest(each))))
+
+
+_ORDERED: dict[type, type] = {kind: type(kind.__name__, (kind,), {"__iter__": _sorted}) for kind in (set, frozenset)}
 
 
 def _raw(experiment: Any, name: str) -> Any:
     """The value without counting it as a read where the experiment is itself a view."""
     if hasattr(type(experiment), "__nitro_viewed__"):
-        return experiment.__dict__[name]
+        return _held(experiment)[name]
     return getattr(experiment, name)
 
 
@@ -160,6 +195,7 @@ def _view_class(cls: type) -> Any:
         body |= {
             "__setattr__": _frozen,
             "__delattr__": _frozen,
+            "__dict__": property(_whole(_held), _fill),  # vars(), pickles, copies
             "__repr__": _repr,
             "__str__": _repr,
             "__doc__": cls.__doc__,
@@ -170,7 +206,9 @@ def _view_class(cls: type) -> Any:
         body |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
         # Past pydantic's metaclass: nothing is validated and no field is declared anew.
         make = abc.ABCMeta.__new__ if isinstance(cls, abc.ABCMeta) else type.__new__
-        view = make(type(cls), cls.__name__, (cls,), body)
+        # A class of slots alone has no place for what a view holds: a class between the two gives it one.
+        base = cls if _slot_of_dict(cls) else make(type(cls), cls.__name__, (cls,), {})
+        view = make(type(cls), cls.__name__, (base,), body)
         type.__setattr__(cls, "__nitro_view__", view)
     return cls.__dict__["__nitro_view__"]
 
@@ -182,7 +220,7 @@ def _field(name: str, marker: Marker) -> property:
         active = _TRACE.get()
         if marker is Marker.GRAPHCONST and active is not None and active[1] is not None:
             active[1].add(name)
-        return self.__dict__[name]
+        return _held(self)[name]
 
     return property(read)
 
@@ -217,10 +255,12 @@ def _whole(method: Any) -> Any:
 
 def _iter(self: Any) -> Iterator[tuple[str, Any]]:
     _all_read(self)
-    return iter([(name, self.__dict__[name]) for name in config_metadata(type(self))])
+    held = _held(self)
+    return iter([(name, held[name]) for name in config_metadata(type(self))])
 
 
 def _repr(self: Any) -> str:
     _all_read(self)
-    values = ", ".join(f"{name}={self.__dict__[name]!r}" for name in config_metadata(type(self)))
+    held = _held(self)
+    values = ", ".join(f"{name}={held[name]!r}" for name in config_metadata(type(self)))
     return f"<view of {type(self).__name__}({values})>"

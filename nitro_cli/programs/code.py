@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nitro_cli.programs.order import Order
+
 # ``a.b.c`` in the code: the name that is looked up, and the attributes read from it.
 Chain = tuple[str, ...]
 
@@ -46,16 +48,6 @@ _IMPORT, _IMPORT_FROM, _POP, _NULL = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"], _OP
 # What a class statement stores that says how it is written.
 _WRITING = ("__doc__", "__firstlineno__", "__static_attributes__")
 _CALL = _ops("PRECALL", "CALL", "KW_NAMES")
-_ITER, _CALLED = _ops("GET_ITER"), _ops("CALL", "CALL_KW", "CALL_FUNCTION_EX")
-_MAKES_SET = _ops("BUILD_SET", "SET_UPDATE", "SET_ADD")
-# Instructions between a set and the call that takes it, inlined comprehensions among them.
-_AROUND_CALLS = _ops(
-    "PRECALL", "KW_NAMES", "SWAP", "STORE_FAST", "JUMP_BACKWARD", "END_FOR", "POP_TOP", "MAKE_FUNCTION"
-)
-# Built-in functions that keep the order of what they are given, and what makes a set.
-_IN_ORDER = ("list", "tuple", "enumerate", "iter", "zip", "map")
-_SETS = ("set", "frozenset", "<setcomp>")
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 # How far a call of ``getattr`` has been read: its name, the object, the name it looks up, a default.
 _NOTHING, _FUNCTION, _OBJECT, _NAME, _DEFAULT = range(5)
 _LOOK_UP = ("getattr", "hasattr", "setattr", "delattr")
@@ -129,10 +121,7 @@ class _Scanner:
         self.attributes: set[str] = set()
         self.assigned: dict[str, None] = {}
         self.dynamic = False
-        self.iterated: set[Chain] = set()
-        self.unordered = False
-        self.set_on_top = False
-        self.pending: list[str] = []  # functions that are on the stack to be called
+        self.order = Order(code)
         self.open: list[str] | None = None
         self.into = self.chains
         self.look_up = _NOTHING
@@ -148,7 +137,7 @@ class _Scanner:
             elif "SMALL_INT" in dis.opname[op]:
                 constants = [constants[1], arg]
             self._import(op, arg, constants)
-            self._order(op, arg)
+            self.order.feed(op, arg, tuple(self.open) if self.open else None)
             self._chain(op, arg)
         self._close()
         if self.look_up:
@@ -164,8 +153,8 @@ class _Scanner:
             frozenset(self.attributes).union(*(inner.attributes for inner in self.nested)),
             _merged(self.assigned, *(inner.assigned for inner in self.nested)),
             self.dynamic or any(inner.dynamic for inner in self.nested),
-            frozenset(self.iterated).union(*(inner.iterated for inner in self.nested)),
-            self.unordered or any(inner.unordered for inner in self.nested),
+            frozenset(self.order.iterated).union(*(inner.iterated for inner in self.nested)),
+            self.order.unordered or any(inner.unordered for inner in self.nested),
             (self.code, *_all(self.nested, "codes")),
         )
 
@@ -235,38 +224,6 @@ class _Scanner:
             into[(*chain, name) if sure else tuple(chain)] = None
         self.candidate = (None, self.chains, "")
         self.look_up = _NOTHING
-
-    def _order(self, op: int, arg: int) -> None:
-        """Notes what a loop, or a function that keeps the order, goes through: the order of a set may be another in
-        the next process. A set made on the spot is known for one; what a name means is for the walk to find."""
-        if self.open and (op in _ITER or (self.pending and self.pending[-1] in _IN_ORDER)):
-            self.iterated.add(tuple(self.open))
-        if op in _ITER:
-            self.unordered = self.unordered or self.set_on_top
-        callee = self._callee(op, arg)
-        if op in _CALLED:
-            done = self.pending.pop() if self.pending else ""
-            self.unordered = self.unordered or (self.set_on_top and done in _IN_ORDER)
-            self.set_on_top = done in _SETS
-        elif callee is not None:
-            self.pending.append(callee)
-            self.set_on_top = False
-        elif op in _HAS_CONST:
-            self.set_on_top = isinstance(self.code.co_consts[arg], frozenset)
-        elif op not in _AROUND_CALLS:
-            self.set_on_top = op in _MAKES_SET
-
-    def _callee(self, op: int, arg: int) -> str | None:
-        """The name of a function that is put on the stack to be called, "" for one without; else None."""
-        if op in _HAS_CONST:
-            inner = self.code.co_consts[arg]
-            comprehension = isinstance(inner, types.CodeType) and inner.co_name in _COMPREHENSIONS
-            return inner.co_name if comprehension else None
-        if op == _OP["LOAD_GLOBAL"]:
-            return self.code.co_names[arg >> 1] if arg & 1 else None
-        if op in _SHIFT and op in _ATTRIBUTE:
-            return "" if arg & 1 else None
-        return "" if op == _NULL or op in _METHOD else None
 
     def _close(self) -> None:
         if self.open is not None:

@@ -8,12 +8,13 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from nitro_cli.programs.installed import library_digest
 from nitro_cli.programs.libraries import ALWAYS
@@ -41,6 +42,8 @@ def environment(libraries: Iterable[str] = ()) -> dict[str, str]:
     for name, value in sorted(jax.config.values.items()):
         if not any(word in name for word in _SILENT):
             facts[name] = str(value)
+    facts["numpy error mode"] = _words(np.geterr())
+    facts["numpy print options"] = _words(np.get_printoptions())
     facts["jax trace context"] = _trace_context()
     return facts | (_flax_settings() if "flax" in libraries else {})
 
@@ -87,6 +90,10 @@ def _own_code() -> str:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(settings.items()))
 
 
 def _trace_context() -> str:

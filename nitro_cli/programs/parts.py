@@ -6,6 +6,8 @@ gives None for the others: only their identity tells them apart.
 
 from __future__ import annotations
 
+import _abc  # pyright: ignore[reportMissingImports]
+import abc
 import collections
 import contextvars
 import dataclasses
@@ -242,8 +244,17 @@ def _object(value: Any) -> Parts | None:
     return Parts(f"instance of {name_of(kind)}", [(" is a", kind), *((f".{name}", state[name]) for name in names)])
 
 
+def registered_with(cls: type) -> list[type]:
+    """The classes that were registered with an abstract base class as if they were derived from it."""
+    if not isinstance(cls, abc.ABCMeta):
+        return []
+    return [found for each in _abc._get_dump(cls)[0] if (found := each()) is not None]
+
+
 def class_facts(cls: type) -> Iterator[tuple[str, Any]]:
     """What a class is besides its attributes: fields of a dataclass, members of an enum, how jax takes it apart."""
+    if registered := registered_with(cls):
+        yield " registered", tuple(sorted(map(name_of, registered)))
     if issubclass(cls, enum.Enum):
         yield " members", {name: member.value for name, member in cls.__members__.items()}
     if "__dataclass_fields__" in vars(cls):

@@ -7,6 +7,7 @@ have been written to) makes the answer "unsure", and then the walk is done again
 
 from __future__ import annotations
 
+import abc
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,7 @@ class Watch:
         self._arrays: list[tuple[np.ndarray, Any]] = []
         self._variables: list[tuple[Any, Any]] = []
         self._types: list[tuple[Any, type]] = []
+        self._registered = abc.get_cache_token()
         self.unsure = False
 
     def function(self, function: types.FunctionType) -> None:
@@ -104,7 +106,8 @@ class Watch:
 
     def _same(self) -> bool:
         return (
-            all(_same(kept, _facts(function)) for function, kept in self._functions)
+            abc.get_cache_token() == self._registered  # what was registered with abstract base classes
+            and all(_same(kept, _facts(function)) for function, kept in self._functions)
             and all(_same_names(space, names) for space, names in self._names.values())
             and all(attribute(holder, name, _ABSENT) is value for holder, name, value in self._slots)
             and all(same_objects(kept, value) for value, kept in self._sequences)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nitro_cli.experiment.markers import Marker
-from nitro_cli.experiment.objects import visible_state
+from nitro_cli.experiment.objects import attribute, visible_state
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.programs import atoms, frameworks, libraries
 from nitro_cli.programs import parts as objects
@@ -27,6 +27,7 @@ from nitro_cli.programs.atoms import atom, name_of
 from nitro_cli.programs.code import Scan, scan
 from nitro_cli.programs.libraries import is_user_class, is_user_code, is_user_function, is_user_module
 from nitro_cli.programs.outside import outside
+from nitro_cli.programs.parts import registered_with
 from nitro_cli.programs.recheck import Watch
 
 
@@ -384,7 +385,12 @@ class Walk:
                 return
 
     def _on_field(self, name: str) -> None:
-        """A field of the experiment whose value is baked into programs, where that is more than plain values."""
+        """A field of the experiment whose value is baked into programs, where that is more than plain values; and a
+        private attribute, which is no field."""
+        private = attribute(self._experiment, "__pydantic_private__") or {}
+        if name in private:
+            self.watch.mapping(private)
+            self.visit(f"{name_of(type(self._experiment))}.{name}", private[name])
         info = self._fields.get(name)
         if self._experiment is None or getattr(info, "marker", None) is not Marker.GRAPHCONST:
             return
@@ -466,6 +472,8 @@ class Walk:
                     self.watch.cls(base)
             for found in libraries.foreign_members(value):
                 self.visit(f"{found.holder}.{found.name}", found.function)
+            if strangers := [name_of(cls) for cls in registered_with(value) if is_user_class(cls)]:
+                self.put(f"{name_of(value)} registered", ", ".join(sorted(strangers)))
 
 
 def _fields(cls: Any, experiment: Any) -> Mapping[str, Any]:

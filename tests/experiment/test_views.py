@@ -6,7 +6,10 @@ import copy
 import dataclasses
 import math
 import operator
+import subprocess
+import sys
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +21,7 @@ from pydantic import PrivateAttr
 from nitro_cli.errors import ExperimentError
 from nitro_cli.experiment.base import Experiment
 from nitro_cli.experiment.markers import Device, GraphConst
-from nitro_cli.experiment.traits import config_metadata, device_fields
+from nitro_cli.experiment.traits import config_metadata, device_fields, graphconst_fields
 from nitro_cli.experiment.view import HostFieldError, StrippedHost, compile_view, in_trace, tracing
 
 
@@ -101,6 +104,42 @@ def test_private_state_and_cached_properties_work() -> None:
     view = compile_view(e)
     assert view._cache == {"a": 1}
     assert view.tripled == 9
+
+
+@pytest.mark.parametrize("what", [vars, copy.copy, lambda view: view.__dict__, lambda view: view.__getstate__()])
+def test_what_takes_all_attributes_reads_every_graphconst_field(what) -> None:
+    reads: set[str] = set()
+    with tracing("loss", reads):
+        what(compile_view(Full()))
+    assert reads == set(graphconst_fields(Full))
+
+
+class Sets(Experiment):
+    names: GraphConst[set[str]]
+    frozen: GraphConst[frozenset[Any]] = frozenset({"a", 1, ("b", 2), 2.5})
+    numbers: GraphConst[frozenset[int]] = frozenset({8, 0})
+
+
+SHOW_SETS = """
+import sys
+from test_views import Sets, compile_view
+view = compile_view(Sets(names={"a", "b", "c", "d"}))
+print([*view.names], list(view.frozen), tuple(view.numbers))
+"""
+
+
+def test_a_set_is_gone_through_in_one_order_in_every_process() -> None:
+    view = compile_view(Sets(names={"a", "b", "c", "d"}))
+    assert view.names == {"a", "b", "c", "d"}
+    assert "a" in view.names
+    assert isinstance(view.names, set)
+    assert type(view.numbers) is frozenset
+    said = set()
+    for seed in "0123":
+        env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
+        words = [sys.executable, "-c", SHOW_SETS]
+        said.add(subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(said) == 1
 
 
 OPERATIONS: dict[str, Any] = {

@@ -20,6 +20,7 @@ import optax
 import pytest
 from flax import nnx
 
+from nitro_cli import Experiment
 from nitro_cli.programs.fingerprint import Fingerprint, Recheck, fingerprint
 
 HEAD = """
@@ -380,6 +381,23 @@ IN_NO_ORDER = [
     "def f(x): return list(set(x))",
     "def f(x): return [k for k in frozenset(x.names)]",
     "def f(x): return list({k for k in x})",
+    "def f(x):\n  s = {k for k in x}\n  for k in s: x = g(k)\n  return x",
+    "def f(x):\n  s = set()\n  s.add(x)\n  t = s | {1}\n  return [g(k) for k in t]",
+    "def f(x):\n  s = set(x)\n  return g(s)",
+    "def f(x):\n  s = set(x)\n  return g(s, 1)",
+    "def f(x): return g(*{k for k in x})",
+    "def f(x):\n  s = set(x)\n  return s.pop()",
+    "def f(x):\n  a, b = set(x)\n  return a",
+    "def f(x):\n  s = set(x)\n  return [*s]",
+    "def f(x):\n  s = set(x).union(x)\n  return ' '.join(s)",
+    "def f(x):\n  s = set(x)\n  return f'{s}'",
+    "def f(x):\n  s = set(x)\n  return [s]",
+    "def h(x): return {x, 1}\ndef f(x): return [k for k in h(x)]",
+    "K = {'a', 'b'}\ndef h(s): return list(s)\ndef f(x): return h(K)",
+    "K = {'a', 'b'}\ndef h(s): return list(s)\ndef f(x): return h(x=1, s=K)",
+    "K = {'a', 'b'}\ndef f(x):\n  s = K\n  return [g(k) for k in s]",
+    "K = {'a', 'b'}\ndef f(x): return [g(k) for k in K - {x}]",
+    "K = {'a', 'b'}\ndef f(x): return [g(k) for k in {x} - K]",
 ]
 IN_ANY_ORDER = [
     "K = {'a', 'b'}\ndef f(x): return 'a' in K and x in {'c', 'd'}",
@@ -388,6 +406,12 @@ IN_ANY_ORDER = [
     "def f(x):\n  for k in sorted(set(x)): g(k)\n  return len({x, 1}), max({k for k in x})",
     "K = {1, 2}\ndef f(x): return [g(k) for k in K]",
     "K = {'a': 1, 'b': 2}\ndef f(x): return [g(k) for k in K], list(K)",
+    "def f(x):\n  s = set()\n  s.add(x)\n  s |= {1}\n  return g(x in s), len(s), sorted(s)",
+    "def f(x):\n  s = set(x)\n  s = sorted(s)\n  for k in s: x = g(k)\n  return g(s)",
+    "def f(x):\n  s = set(x)\n  return g([k for k in x if k not in s])",
+    "def f(x): return set(x).issubset({x}) and {1, x} == {2, x} and not {x} - {1, x}",
+    "K = {'a', 'b'}\ndef f(x):\n  s = K\n  return x in s and g(x in K, 1), sorted(K - {x})",
+    "K = {1, 2}\ndef f(x): return g(K)",
 ]
 
 
@@ -614,6 +638,7 @@ SEEDED = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import written
+from nitro_cli import Experiment
 from nitro_cli.programs.fingerprint import fingerprint
 print(fingerprint(f=written.f).digest())
 """
@@ -655,6 +680,39 @@ def test_another_process_folder_and_hash_seed_give_the_same(tmp_path):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("base", ["Own", "collections.abc.Hashable"])
+def test_what_is_registered_with_an_abstract_class_counts(load, base):
+    source = "class Own(abc.ABC): pass\nclass A: __hash__ = None\n{}\ndef f(x): return isinstance(x, BASE)"
+    source = source.replace("BASE", base)
+    without, registered = of(load(source.format(""))), of(load(source.format(f"{base}.register(A)")))
+    assert without.digest() != registered.digest()
+    assert registered.refusals == ()
+
+
+def test_a_private_attribute_counts_where_code_names_it():
+    class Private(Experiment):
+        _scale: float = 1.0
+
+        def loss(self, pred, batch):
+            return self._scale
+
+        def metrics(self, pred, batch):
+            return {}
+
+    e = Private()
+
+    def found(name):
+        return fingerprint(e, f=getattr(Private, name)).digest()
+
+    look, before, other = Recheck(e, f=Private.loss), found("loss"), found("metrics")
+    e._scale = 2.0
+    assert not look.unchanged()
+    assert found("loss") != before
+    assert found("metrics") == other
+    e._scale = 1.0
+    assert found("loss") == before
+
+
 def test_calls_do_not_change_what_a_function_is(load):
     module = load("K = [1, 2]\ndef f(x):\n  return sum(k * x for k in K) + len(K)")
     before = of(module).digest()
@@ -684,6 +742,7 @@ CHANGES = {
     "a function of a library": "m.jnp = m.np",
     "a context variable": "m.V.set(4)",
     "a set": "m.S.add(7)",
+    "what an abstract class takes for its own": "m.Abstract.register(m.O)",
 }
 WATCHED = """
     K, L, D, A, S = 1, [1, 2], {"a": 1, "b": 2}, np.zeros(4), {1, 2}
@@ -697,9 +756,10 @@ WATCHED = """
     class P(O): pass
     class Slotted:
         __slots__ = ("k",)
+    class Abstract(abc.ABC): pass
     o, s = O(), Slotted()
     s.k = 1
-    def f(x): return K * len(L) + D["a"] + A + g(x) + h(x) + o.m() + s.k + jnp.sin(x) + V.get() + len(S)
+    def f(x): return K * len(L) + D["a"] + A + g(x) + h(x) + o.m() + s.k + jnp.sin(x) + V.get() + len(S), Abstract
     """
 
 
