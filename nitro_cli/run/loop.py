@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FETCH_SECONDS = 0.1
 # Steps that the host may be ahead of the device: enough to hide any hiccup, few enough to bound the batches in memory.
 AHEAD = 64
+# Records to write at once, at least, while the device is still busy with the steps after them.
+CHUNK = 8
 
 
 class EpochLoop:
@@ -128,29 +130,35 @@ class EpochLoop:
             self.nitro.notify("first_step", step=self.nitro.state.step + 1)
         if not everything:
             ready = next((i for i, row in enumerate(self.rows) if not row.is_ready()), ready)
-        taken, self.rows[:] = self.rows[:ready], self.rows[ready:]
-        if not taken:
-            return
         state, columns = self.nitro.state, self.program.found["columns"]
-        records = []
-        for row in taken:
-            values: dict[str, float] = dict(zip(columns, np.asarray(row).tolist(), strict=True))
-            if self.host_rows:
-                values.update(_mean([self.host_rows.pop(0) for _ in range(self.host_rows_per_step)]))
-            loss = values["loss"]
-            if not math.isfinite(loss) and self.nitro.setup.knobs.check_divergence:
-                self.write(records)
-                self.rows.clear()
-                raise self._diverged(loss)
-            if self.nitro.setup.schedules:
-                values.update(self.nitro.setup.schedules.shown(state.step))
-            state.step += 1
-            state.position += self.recipe.accum
-            state.loss_sum += loss
-            state.loss_count += 1
-            records.append(_record(state.step, state.epoch + 1, values))
-        self.write(records)
-        self.nitro.notify_progress(records[-1]["values"]["loss"])
+        records: list[dict[str, Any]] = []
+        loss, done = math.nan, 0
+        try:
+            for row in self.rows[:ready]:
+                if len(records) >= CHUNK and not row.is_ready():  # better to write than to wait
+                    self.write(records)
+                    records = []
+                values: dict[str, float] = dict(zip(columns, np.asarray(row).tolist(), strict=True))
+                if self.host_rows:
+                    values.update(_mean([self.host_rows.pop(0) for _ in range(self.host_rows_per_step)]))
+                loss = values["loss"]
+                if not math.isfinite(loss) and self.nitro.setup.knobs.check_divergence:
+                    self.write(records)
+                    done = len(self.rows)
+                    raise self._diverged(loss)
+                if self.nitro.setup.schedules:
+                    values.update(self.nitro.setup.schedules.shown(state.step))
+                state.step += 1
+                state.position += self.recipe.accum
+                state.loss_sum += loss
+                state.loss_count += 1
+                records.append(_record(state.step, state.epoch + 1, values))
+                done += 1
+        finally:
+            del self.rows[:done]
+        if records:
+            self.write(records)
+            self.nitro.notify_progress(loss)
 
     def _diverged(self, loss: float) -> DivergenceError:
         state = self.nitro.state
