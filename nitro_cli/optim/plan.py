@@ -23,7 +23,7 @@ from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
 from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.pull import pulls
-from nitro_cli.optim.rule import Rule, resolve_rule, traceable
+from nitro_cli.optim.rule import Rule, fixing, resolve_rule, traceable
 
 GLOBAL = ""  # the group of hyperparameters that belong to none
 DEFAULT = "default"
@@ -77,6 +77,10 @@ class Plan:
         return {name: vector[i] for i, (owner, name) in enumerate(self.columns) if owner == group.name}
 
 
+# ``kept(rule, facts, find)`` is the answer of ``find()``, which the rule and these facts decide.
+Kept = Callable[[Rule, Mapping[str, Any], Callable[[], dict[str, Any]]], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Settings:
     """The knobs that a plan depends on."""
@@ -94,15 +98,19 @@ def make_plan(
     leaves: Leaves,
     settings: Settings,
     scheduled: Callable[[str, str], bool],
+    kept: Kept = lambda rule, facts, find: find(),
 ) -> Plan:
     """Resolve the groups. ``scheduled(group, hyperparameter)`` says whether a schedule is declared for it: a scheduled
-    decay, clip or average is on even where its knob is 0. Raises ExperimentError for what a hook gives wrongly."""
+    decay, clip or average is on even where its knob is 0. ``kept`` may answer from memory what tracing a rule would
+    find. Raises ExperimentError for what a hook gives wrongly."""
     owner = type(experiment).__name__
     names = [_group_name(owner, hooks["param_group"](experiment, p, s), p) for p, s in _pairs(leaves)]
     order = sorted(dict.fromkeys(names), key=lambda name: name != DEFAULT)
     no_decay = [_excluded(owner, hooks.get("no_decay", _no_decay)(experiment, p, s), p) for p, s in _pairs(leaves)]
     groups = [
-        _group(experiment, hooks, leaves, name, [i for i, n in enumerate(names) if n == name], settings, scheduled)
+        _group(
+            experiment, hooks, leaves, name, [i for i, n in enumerate(names) if n == name], settings, scheduled, kept
+        )
         for name in order
     ]
     by_name = {group.name: group for group in groups}
@@ -167,6 +175,7 @@ def _group(
     members: Sequence[int],
     settings: Settings,
     scheduled: Callable[[str, str], bool],
+    kept: Kept,
 ) -> Group:
     owner = type(experiment).__name__
     for knob, value in (("learning_rate", settings.learning_rate), ("weight_decay", settings.weight_decay)):
@@ -177,7 +186,8 @@ def _group(
     decay = settings.weight_decay if decay is None else decay
     shapes = {leaves.paths[i]: leaves.specs[i] for i in members}
     rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
-    rule = traceable(rule, shapes)
+    found = _traced(rule, shapes, decay > 0 or scheduled(name, "weight_decay"), kept)
+    rule = fixing(rule, found["fixed"])
     anchor = hooks["decay_anchor"](experiment, name)
     named = isinstance(anchor, str) and anchor in ("zero", "w0")
     if not named and (anchor is None or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(anchor))):
@@ -186,8 +196,7 @@ def _group(
             "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",
         )
     decays = not rule.decays_itself and (decay > 0 or scheduled(name, "weight_decay"))
-    # What optax's own factories do is known by their arguments.
-    if decays and not rule.whole and not _from_optax(rule.factory) and pulls(rule, shapes):
+    if decays and found["pulls"]:
         raise ExperimentError(
             f"group '{name}' would decay twice: {rule.name} moves the weights even where the gradient is zero, and "
             f"nitro's weight_decay is {decay:g}" + (", scheduled" if scheduled(name, "weight_decay") else ""),
@@ -203,8 +212,31 @@ def _group(
         weight_decay=decay,
         decays=decays and not rule.whole,
         anchor=anchor,
-        elementwise=_joinable(rule, [leaves.specs[i] for i in members]),
+        elementwise=found["joined"],
     )
+
+
+def _traced(rule: Rule, shapes: Mapping[str, Any], decaying: bool, kept: Kept) -> dict[str, Any]:
+    """What tracing a rule finds: which of its numbers have to be ``fixed``, whether it may run on ``joined`` leaves,
+    and whether it ``pulls`` at the weights by itself, which of optax's own factories their arguments say."""
+    if rule.whole:
+        return {"fixed": [], "joined": False, "pulls": False}
+    asked = decaying and not _from_optax(rule.factory)
+
+    def find() -> dict[str, Any]:
+        sound = traceable(rule, shapes)
+        return {
+            "fixed": [name for name in rule.hyperparameters if name not in sound.hyperparameters],
+            "joined": _joinable(sound, list(shapes.values())),
+            "pulls": asked and not sound.decays_itself and pulls(sound, shapes),
+        }
+
+    facts = {
+        "hyperparameters": dict(rule.hyperparameters),
+        "shapes": {path: f"{spec.dtype}{list(spec.shape)}" for path, spec in shapes.items()},
+        "pulls": asked,
+    }
+    return kept(rule, facts, find)
 
 
 def _number(owner: str, hook: str, group: str, value: Any) -> float | None:

@@ -46,6 +46,7 @@ _TMP = r"(\.\d+\.[0-9a-f]+\.tmp)?"
 _OWN_FOLDERS = {
     "programs": re.compile(r"[^/]+/[^/]+/[0-9a-f]{40}/[0-9a-f]{16}\.(json|uses)" + _TMP),
     "executables": re.compile("[0-9a-f]{64}" + _TMP),
+    "answers": re.compile("[0-9a-f]{64}" + _TMP),
     "jax": re.compile(r"[^/]+-[0-9a-f]{12}/([^/]+-(cache|atime)|\.checked|\.lockfile)"),
     "locks": re.compile(r"([0-9a-f]{40}|prune|runs)\.lock"),
 }
@@ -203,6 +204,26 @@ class Store:
         """Take out an executable that does not load or run here; the entry stays, for reasons."""
         _remove(self.executables / entry.executable)
 
+    def answer(self, key: str) -> dict[str, Any] | None:
+        """What was found out under this key; None where nothing is known, or its file is damaged."""
+        path = self.root / "answers" / key
+        data = _read(path)
+        if data is None:
+            return None
+        if _checksum(key, data[32:]) != data[:32]:
+            _remove(path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return json.loads(data[32:])
+
+    def keep_answer(self, key: str, answer: Mapping[str, Any]) -> None:
+        payload = json.dumps(answer).encode()
+        _write(self.root / "answers" / key, _checksum(key, payload) + payload, "an answer")
+
+    def drop_answer(self, key: str) -> None:
+        _remove(self.root / "answers" / key)
+
     def poison(self, entry: Entry, why: str) -> None:
         """Mark an entry so that it is never used again."""
         _write(self._path(entry), _written(replace(entry, poisoned=why)), f"that {entry.name} must not be used")
@@ -318,7 +339,7 @@ class Store:
             _remove(path)
         entries = {path: self._entry(path) for path in self._entry_paths()}
         shared = Counter(entry.executable for entry in entries.values() if entry is not None)
-        others = [path for path in self._own("jax") if not path.name.endswith(_JAX_USED)]
+        others = [path for path in self._own("jax", "answers") if not path.name.endswith(_JAX_USED)]
         size, oldest = self.size(), time.time() - max_days * 86400
         used = {path: _modified(path) for path in entries} | {path: _read_last(path) for path in others}
         for path in sorted(used, key=lambda path: used[path]):

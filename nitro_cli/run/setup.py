@@ -40,8 +40,10 @@ from nitro_cli.optim.bindings import Optimizers, bind_paths, manual_plan
 from nitro_cli.optim.layout import KINDS
 from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.plan import Plan, Settings, make_plan
+from nitro_cli.optim.rule import Rule
 from nitro_cli.optim.schedules import Bound, Table, bind, mentions, parse
 from nitro_cli.optim.update import anchored_buffers
+from nitro_cli.programs.answers import kept_answer
 from nitro_cli.programs.fingerprint import atom
 from nitro_cli.programs.recipe import Recipe
 from nitro_cli.run.batches import check_ragged, route_batches
@@ -144,7 +146,11 @@ def set_up(experiment: Any, data: Any, resolved: Resolved | None, knobs: Mapping
         opt_state, optimizers = set_up_optimizers(experiment, hooks, model, params_tree, state_tree)
         plan = manual_plan(params, optimizers, _plan_settings(settings).layout)
     else:
-        plan = make_plan(experiment, hooks, params, _plan_settings(settings), mentions(declared))
+
+        def kept(rule: Rule, facts: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+            return kept_answer(experiment, {"optimizer": (rule.code, dict(rule.fixed))}, facts, find)
+
+        plan = make_plan(experiment, hooks, params, _plan_settings(settings), mentions(declared), kept)
     if settings.evaluate_with_ema and not plan.ema:
         raise UsageError(
             "evaluate_with_ema needs a moving average, and ema_decay is 0", "set ema_decay, for example to 0.999"

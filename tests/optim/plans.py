@@ -49,11 +49,11 @@ def gradients(step: int) -> dict[str, Any]:
     return params(100 + step)
 
 
-def plan_for(e: Any, tree: Any, *, layout: str = "mix") -> Plan:
+def plan_for(e: Any, tree: Any, *, layout: str = "mix", **more: Any) -> Plan:
     hooks = {name: found for name in ALL if (found := hook(e, name)) is not None}
     settings = Settings(e.learning_rate, e.weight_decay, e.gradient_clip_norm, e.ema_decay, layout)
     declared = parse(hooks["schedules"](e), type(e).__name__)
-    return make_plan(e, hooks, Leaves.of(tree), settings, mentions(declared))
+    return make_plan(e, hooks, Leaves.of(tree), settings, mentions(declared), **more)
 
 
 def run(plan: Plan, tree: Any, steps: int = 5, vectors: Any = None, anchors: Any = ()) -> Any:
