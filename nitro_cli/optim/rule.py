@@ -7,6 +7,7 @@ and is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -202,7 +203,8 @@ def traceable(rule: Rule, parameters: Any) -> Rule:
 def fixing(rule: Rule, names: Sequence[str]) -> Rule:
     """``rule`` with these hyperparameters baked in."""
     kept = {name: value for name, value in rule.hyperparameters.items() if name not in names}
-    return Rule(rule.name, rule.factory, kept, {**rule.fixed, **{n: rule.hyperparameters[n] for n in names}})
+    fixed = {**rule.fixed, **{name: rule.hyperparameters[name] for name in names}}
+    return dataclasses.replace(rule, hyperparameters=kept, fixed=fixed)
 
 
 def _traces(rule: Rule, parameters: Any) -> bool:

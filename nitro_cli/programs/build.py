@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from nitro_cli.programs import executables
+from nitro_cli.programs import ahead, executables
 from nitro_cli.programs.cache import Built, program_cache
 from nitro_cli.programs.key import Request
 from nitro_cli.programs.lower import Lowered, lower
@@ -102,11 +102,12 @@ class _Job:
 
     def _load(self, store: Store, entry: Entry) -> Any:
         """The executable of an entry. Whatever makes it unusable here is a miss, and takes it out of the store."""
-        payload = store.executable(entry.executable)
+        made = ahead.taken(entry)
+        payload = store.executable(entry.executable) if made is None else b""
         if payload is None:
             return None
         try:
-            executable, found = executables.loaded(payload, entry.trees, entry.lapack)
+            executable, found = made or executables.loaded(payload, entry.trees, entry.lapack)
         except Exception as error:  # whatever jax or pickle raise for bytes that do not fit this machine
             _tell(f"the stored program {entry.name} does not load here and is compiled anew", error)
             store.drop(entry)

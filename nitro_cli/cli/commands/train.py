@@ -24,11 +24,17 @@ def run(session: Session) -> int:
     if resumed:
         view.changes(changed_fields(session, base, resolved.experiment), "changed on resume")
 
+    from nitro_cli.programs import ahead
+
+    cls = type(resolved.experiment)
+    ahead.begin(cls)  # beside the imports that follow
     from nitro_cli.run.directory import open_run
     from nitro_cli.run.nitro import Nitro
 
     def observer(event: str, facts: Any) -> None:
         view.observe(event, facts)
+        if event == "first_step":
+            ahead.note(cls)
         if event == "run":
             out.open_log(open_run(facts["run_dir"]).console_path)
 
