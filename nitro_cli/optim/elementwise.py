@@ -9,7 +9,7 @@ the check does not know counts as not element-wise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,57 +38,64 @@ class _NotElementwise(Exception):
     """Raised inside the check; never leaves it."""
 
 
-def is_elementwise(
-    init: Callable[[Any], Any], update: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: Any
-) -> bool:
-    """Whether an optax rule, given by its two functions, may run on joined leaves of ``shapes``."""
+def is_elementwise(init: Callable[[Any], Any], update: Callable[..., Any], tree: Any) -> bool:
+    """Whether an optax rule, given by its two functions, may run on joined leaves of ``tree``, a tree of
+    ``jax.ShapeDtypeStruct``. It is tried on that very tree, since a rule may go by names."""
     # A leaf without axes cannot be told from the rule's own scalars; it is never joined, so it need not be.
-    shapes = [shape for shape in shapes if shape != ()]
+    joined = {path: spec for path, spec in _with_paths(tree) if spec.shape}
     try:
-        return not shapes or _forms(init, update, shapes, dtype) == _forms(init, update, [(_FLAT,)], dtype)
+        forms = _forms(init, update, tree)
+        return all(
+            {forms[path] for path, spec in joined.items() if spec.dtype == dtype} == _flat_forms(init, update, dtype)
+            for dtype in {spec.dtype for spec in joined.values()}
+        )
     except _NotElementwise:
         return False
 
 
-def _forms(init: Any, update: Any, shapes: Sequence[tuple[int, ...]], dtype: Any) -> set[str]:
-    """The distinct ways in which leaves are computed, as texts without shapes."""
-    leaves = {f"leaf{i:05d}": jax.ShapeDtypeStruct(shape, dtype) for i, shape in enumerate(shapes)}
-    state = jax.eval_shape(init, leaves)
-    arguments = (leaves, state, leaves)  # gradients, state, parameters
+def _flat_forms(init: Any, update: Any, dtype: Any) -> set[str]:
+    try:
+        return set(_forms(init, update, {"flat": jax.ShapeDtypeStruct((_FLAT,), dtype)}).values())
+    except Exception:  # the rule wants the names of the tree
+        raise _NotElementwise from None
+
+
+def _forms(init: Any, update: Any, tree: Any) -> dict[Any, str]:
+    """By path, how each leaf is computed, as a text without shapes and names."""
+    leaves = dict(_with_paths(tree))
+    arguments = (tree, jax.eval_shape(init, tree), tree)  # gradients, state, parameters
     closed, returned = jax.make_jaxpr(update, return_shape=True)(*arguments)
     kinds: dict[Any, tuple[Any, str]] = {}
-    for var, (path, spec) in zip(closed.jaxpr.invars, _with_names(arguments), strict=True):
-        leaf = _leaf_in(path, leaves)
-        _check_spec(leaf, spec, leaves)
-        kinds[var] = (leaf or SCALAR, path.replace(leaf, "*") if leaf else path)
+    for var, (path, spec) in zip(closed.jaxpr.invars, _with_paths(arguments), strict=True):
+        leaf = _leaf_in(path, spec, leaves)
+        kinds[var] = (SCALAR if leaf is None else leaf, _name(path, leaf))
     for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         kinds[var] = _constant(const)
-    forms: dict[str, list[str]] = {name: [] for name in leaves}
-    for (path, spec), (owner, form) in zip(_with_names(returned), _follow(closed.jaxpr, kinds), strict=True):
-        leaf = _leaf_in(path, leaves)
-        _check_spec(leaf, spec, leaves)
+    forms: dict[Any, list[str]] = {path: [] for path in leaves}
+    for (path, spec), (owner, form) in zip(_with_paths(returned), _follow(closed.jaxpr, kinds), strict=True):
+        leaf = _leaf_in(path, spec, leaves)
         if owner not in (SCALAR, leaf):
             raise _NotElementwise
-        if leaf:
-            forms[leaf].append(f"{path.replace(leaf, '*')} = {form}")
-    return {"\n".join(sorted(lines)) for lines in forms.values()}
+        if leaf is not None:
+            forms[leaf].append(f"{_name(path, leaf)} = {form}")
+    return {path: "\n".join(sorted(lines)) for path, lines in forms.items()}
 
 
-def _with_names(tree: Any) -> list[tuple[str, Any]]:
-    return [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree_util.tree_flatten_with_path(tree)[0]]
+def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
 
 
-def _leaf_in(path: str, leaves: Any) -> str:
-    """The leaf that an array belongs to: the state of optax rules repeats the tree of the parameters."""
-    start = path.find("leaf")
-    name = path[start : start + 9]
-    return name if start >= 0 and name in leaves else ""
-
-
-def _check_spec(leaf: str, spec: Any, leaves: Any) -> None:
-    """What belongs to a leaf has its shape; everything else is a scalar."""
-    if tuple(spec.shape) != (tuple(leaves[leaf].shape) if leaf else ()):
+def _leaf_in(path: Any, spec: Any, leaves: Any) -> Any:
+    """The path of the leaf that an array belongs to: the state of optax rules repeats the tree of the parameters. What
+    belongs to a leaf has its shape; everything else is a scalar, for which it is None."""
+    found = next((path[i:] for i in range(len(path)) if path[i:] in leaves), None)
+    if tuple(spec.shape) != (() if found is None else tuple(leaves[found].shape)):
         raise _NotElementwise
+    return found
+
+
+def _name(path: Any, leaf: Any) -> str:
+    return jax.tree_util.keystr(path[: len(path) - len(leaf or ())]) + ("*" if leaf else "")
 
 
 def _constant(value: Any) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from nitro_cli.errors import ExperimentError, UsageError
 from nitro_cli.experiment.hooks import default_no_decay
@@ -21,7 +22,7 @@ from nitro_cli.experiment.traits import device_fields
 from nitro_cli.experiment.view import StrippedHost, compile_view
 from nitro_cli.optim.elementwise import is_elementwise
 from nitro_cli.optim.layout import Layout, make_layout
-from nitro_cli.optim.leaves import Leaves
+from nitro_cli.optim.leaves import Leaves, structure_text
 from nitro_cli.optim.pull import pulls
 from nitro_cli.optim.rule import Rule, fixing, resolve_rule, traceable
 
@@ -184,9 +185,10 @@ def _group(
     decay = _number(owner, "group_weight_decay", name, hooks["group_weight_decay"](experiment, name))
     rate = settings.learning_rate if rate is None else rate
     decay = settings.weight_decay if decay is None else decay
-    shapes = {leaves.paths[i]: leaves.specs[i] for i in members}
+    own = set(members)
+    tree = leaves.tree([spec if i in own else optax.MaskedNode() for i, spec in enumerate(leaves.specs)])
     rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
-    found = _traced(rule, shapes, decay > 0 or scheduled(name, "weight_decay"), kept)
+    found = _traced(rule, leaves, tree, decay > 0 or scheduled(name, "weight_decay"), kept)
     rule = fixing(rule, found["fixed"])
     anchor = hooks["decay_anchor"](experiment, name)
     named = isinstance(anchor, str) and anchor in ("zero", "w0")
@@ -216,24 +218,26 @@ def _group(
     )
 
 
-def _traced(rule: Rule, shapes: Mapping[str, Any], decaying: bool, kept: Kept) -> dict[str, Any]:
-    """What tracing a rule finds: which of its numbers have to be ``fixed``, whether it may run on ``joined`` leaves,
-    and whether it ``pulls`` at the weights by itself, which of optax's own factories their arguments say."""
+def _traced(rule: Rule, leaves: Leaves, tree: Any, decaying: bool, kept: Kept) -> dict[str, Any]:
+    """What tracing a rule on the ``tree`` of its group finds: which of its numbers have to be ``fixed``, whether it may
+    run on ``joined`` leaves, and whether it ``pulls`` at the weights by itself, which of optax's own factories their
+    arguments say."""
     if rule.whole:
         return {"fixed": [], "joined": False, "pulls": False}
     asked = decaying and not _from_optax(rule.factory)
 
     def find() -> dict[str, Any]:
-        sound = traceable(rule, shapes)
+        sound = traceable(rule, tree)
         return {
             "fixed": [name for name in rule.hyperparameters if name not in sound.hyperparameters],
-            "joined": _joinable(sound, list(shapes.values())),
-            "pulls": asked and not sound.decays_itself and pulls(sound, shapes),
+            "joined": _joinable(sound, tree),
+            "pulls": asked and not sound.decays_itself and pulls(sound, tree),
         }
 
     facts = {
         "hyperparameters": dict(rule.hyperparameters),
-        "shapes": {path: f"{spec.dtype}{list(spec.shape)}" for path, spec in shapes.items()},
+        "tree": structure_text(leaves.structure),
+        "leaves": [f"{jax.tree_util.keystr(path)} {spec}" for path, spec in jax.tree_util.tree_leaves_with_path(tree)],
         "pulls": asked,
     }
     return kept(rule, facts, find)
@@ -285,10 +289,8 @@ def _from_optax(factory: Any) -> bool:
     return str(getattr(factory, "__module__", "")).partition(".")[0] == "optax"
 
 
-def _joinable(rule: Rule, specs: Sequence[Any]) -> bool:
-    if rule.whole or len(specs) == 1:
+def _joinable(rule: Rule, tree: Any) -> bool:
+    if len(jax.tree.leaves(tree)) == 1:
         return False
     built = rule.build({name: np.float32(value) for name, value in rule.hyperparameters.items()})
-    shapes = list(dict.fromkeys(tuple(spec.shape) for spec in specs))
-    dtypes = {spec.dtype for spec in specs}
-    return all(is_elementwise(built.init, built.update, shapes, dtype) for dtype in dtypes)
+    return is_elementwise(built.init, built.update, tree)

@@ -6,7 +6,6 @@ stand anywhere in it. Together with nitro's decay the weights would then decay t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,18 +16,20 @@ from nitro_cli.optim.rule import Rule
 _SIDE = 4  # of the small arrays that the rule is tried on; a real parameter may be too large to try anything on
 
 
-def pulls(rule: Rule, parameters: Mapping[str, Any]) -> bool:
+def pulls(rule: Rule, tree: Any) -> bool:
     """Whether the first update for a zero gradient depends on the weights.
 
-    ``parameters`` are shapes by path. A rule that works for these shapes alone counts as one that does not pull.
+    ``tree`` holds a ``jax.ShapeDtypeStruct`` for each. A rule that works for these shapes alone counts as one that does
+    not pull.
     """
-    if not _reads_weights(rule, parameters):
+    if not _reads_weights(rule, tree):
         return False
-    shapes = {path: tuple(min(side, _SIDE) for side in spec.shape) for path, spec in parameters.items()}
-    zeros = {path: np.zeros(shape, parameters[path].dtype) for path, shape in shapes.items()}
-    ones = {path: np.ones(shape, parameters[path].dtype) for path, shape in shapes.items()}
+
+    def filled(value: int) -> Any:
+        return jax.tree.map(lambda s: np.full([min(side, _SIDE) for side in s.shape], value, s.dtype), tree)
+
     try:
-        pairs = zip(jax.tree.leaves(_update(rule, ones)), jax.tree.leaves(_update(rule, zeros)), strict=True)
+        pairs = zip(jax.tree.leaves(_update(rule, filled(1))), jax.tree.leaves(_update(rule, filled(0))), strict=True)
         return any(bool(np.any(np.abs(np.asarray(a) - np.asarray(b)) > 0)) for a, b in pairs)
     except Exception:  # whatever a user's rule says to shapes that are not its own
         return False
@@ -43,15 +44,15 @@ def _update(rule: Rule, weights: Any) -> Any:
     return jax.jit(first)(weights)
 
 
-def _reads_weights(rule: Rule, parameters: Mapping[str, Any]) -> bool:
+def _reads_weights(rule: Rule, tree: Any) -> bool:
     """Whether any result of an update is computed from the weights, other than through the state they began with."""
 
     def update(weights: Any, gradient: Any, state: Any) -> Any:
         return rule.build(rule.hyperparameters).update(gradient, state, weights)[0]
 
-    state = jax.eval_shape(lambda weights: rule.build(rule.hyperparameters).init(weights), parameters)
-    jaxpr = jax.make_jaxpr(update)(parameters, parameters, state).jaxpr
-    reached = {id(var) for var in jaxpr.invars[: len(parameters)]}
+    state = jax.eval_shape(lambda weights: rule.build(rule.hyperparameters).init(weights), tree)
+    jaxpr = jax.make_jaxpr(update)(tree, tree, state).jaxpr
+    reached = {id(var) for var in jaxpr.invars[: len(jax.tree.leaves(tree))]}
     for eqn in jaxpr.eqns:
         if any(id(var) in reached for var in eqn.invars):
             reached |= {id(var) for var in eqn.outvars}

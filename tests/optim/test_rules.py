@@ -65,6 +65,33 @@ def test_rules_that_look_at_whole_leaves_are_not(name):
     assert len(plan.layout.buffers) == 6
 
 
+def is_bias(tree):
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "bias", tree)
+
+
+BY_NAME = {
+    "a mask on biases": lambda learning_rate: optax.chain(
+        optax.sgd(learning_rate), optax.masked(optax.set_to_zero(), is_bias)
+    ),
+    "labels by module": lambda learning_rate: optax.multi_transform(
+        {"train": optax.adam(learning_rate), "freeze": optax.set_to_zero()},
+        lambda tree: {name: "freeze" if name == "head" else "train" for name in tree},
+    ),
+    "labels as a tree": lambda learning_rate: optax.multi_transform(
+        {"train": optax.adam(learning_rate), "freeze": optax.set_to_zero()}, {"encoder": "train", "head": "freeze"}
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", ["mix", "flat", "tree"])
+@pytest.mark.parametrize("base", [Bare, TwoGroups])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_rules_that_go_by_names_see_the_users_own_tree(name, base, layout):
+    tree = params()
+    plan = plan_for(experiment(BY_NAME[name], base), tree, layout=layout)
+    assert_close(run(plan, tree), optax_run(BY_NAME[name](learning_rate=RATE), tree))
+
+
 SHAPES = [(3, 3, 1, 8), (5, 4), (4,), (256, 256)]
 OTHERS = {
     "a global clip": (lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
@@ -84,7 +111,7 @@ OTHERS = {
     ),
     "a sum over an axis": (lambda: optax.stateless(lambda u, p: jax.tree.map(lambda x: x - x.mean(), u)), False),
     "one leaf read by another": (
-        lambda: optax.stateless(lambda u, p: {k: v + u["leaf00002"].mean() for k, v in u.items()}),
+        lambda: optax.stateless(lambda u, p: {k: v + u["leaf2"].mean() for k, v in u.items()}),
         False,
     ),
     "per-element constants": (
@@ -98,7 +125,8 @@ OTHERS = {
 def test_the_check_knows_what_is_element_wise(name):
     make, expected = OTHERS[name]
     rule = optax.with_extra_args_support(make())
-    assert is_elementwise(rule.init, rule.update, SHAPES, np.float32) is expected
+    tree = {f"leaf{i}": jax.ShapeDtypeStruct(shape, np.float32) for i, shape in enumerate(SHAPES)}
+    assert is_elementwise(rule.init, rule.update, tree) is expected
 
 
 def test_a_users_factory_is_judged_by_what_it_does():
