@@ -19,7 +19,7 @@ from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.manual import optimizers
 from nitro_cli.optim.plan import DEFAULT, Plan
 from nitro_cli.optim.rule import Rule
-from nitro_cli.optim.schedules import Bound, Declared, kind_of, refuse_rivals, resolved
+from nitro_cli.optim.schedules import Bound, Declared, keep_exact, kind_of, resolved
 from nitro_cli.suggest import did_you_mean, listed
 
 
@@ -96,23 +96,8 @@ def bind_paths(
     Raises ExperimentError for a path that is not there, a field that is no number, and a key that means two things.
     """
     bound = [_bind(entry, found, device, total, owner) for entry in entries]
-    refuse_rivals(entries, bound, owner)
-    depth = {}
-    for entry, b in zip(entries, bound, strict=True):
-        for column, _ in b.columns:
-            depth[column] = max(depth.get(column, -1), _depth(entry))
-    return [
-        Bound(
-            b.key,
-            b.target,
-            b.schedule,
-            b.constant,
-            tuple((c, f) for c, f in b.columns if depth[c] == _depth(entry)),
-            b.field,
-            b.kind,
-        )
-        for entry, b in zip(entries, bound, strict=True)
-    ]
+    depths = [_depth(entry) for entry in entries]
+    return keep_exact(entries, bound, depths, owner, lambda entry, columns: _target(entry, found, columns))
 
 
 def _depth(entry: Declared) -> int:
@@ -135,9 +120,12 @@ def _bind(entry: Declared, found: Optimizers, device: Mapping[str, Any], total: 
     if in_device:
         target = f"Device field {entry.name}"
         return Bound(entry.key, target, schedule, constant, (), entry.name, kind_of(schedule))
-    paths = [_split(found.names[i])[0] or "the optimizer" for i in columns]
-    target = f"{entry.name} of {listed(paths)}"
+    target = _target(entry, found, columns)
     return Bound(entry.key, target, schedule, constant, tuple((i, 1.0) for i in columns), None, kind_of(schedule))
+
+
+def _target(entry: Declared, found: Optimizers, columns: Sequence[int]) -> str:
+    return f"{entry.name} of {listed([_split(found.names[i])[0] or 'the optimizer' for i in columns])}"
 
 
 def _below(found: Optimizers, entry: Declared, owner: str) -> list[str]:

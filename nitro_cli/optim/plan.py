@@ -220,25 +220,23 @@ def _group(
 
 def _traced(rule: Rule, leaves: Leaves, tree: Any, decaying: bool, kept: Kept) -> dict[str, Any]:
     """What tracing a rule on the ``tree`` of its group finds: which of its numbers have to be ``fixed``, whether it may
-    run on ``joined`` leaves, and whether it ``pulls`` at the weights by itself, which of optax's own factories their
-    arguments say."""
+    run on ``joined`` leaves, and, where nitro's decay is on, whether it ``pulls`` at the weights by itself."""
     if rule.whole:
         return {"fixed": [], "joined": False, "pulls": False}
-    asked = decaying and not _from_optax(rule.factory)
 
     def find() -> dict[str, Any]:
         sound = traceable(rule, tree)
         return {
             "fixed": [name for name in rule.hyperparameters if name not in sound.hyperparameters],
             "joined": _joinable(sound, tree),
-            "pulls": asked and not sound.decays_itself and pulls(sound, tree),
+            "pulls": decaying and not sound.decays_itself and pulls(sound, tree),
         }
 
     facts = {
         "hyperparameters": dict(rule.hyperparameters),
         "tree": structure_text(leaves.structure),
         "leaves": [f"{jax.tree_util.keystr(path)} {spec}" for path, spec in jax.tree_util.tree_leaves_with_path(tree)],
-        "pulls": asked,
+        "decaying": decaying,
     }
     return kept(rule, facts, find)
 
@@ -265,7 +263,14 @@ def _check_range(what: str, value: float) -> None:
 
 def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, decay: float, owner: str) -> Rule:
     """What the hook's signature asks for: ``optimizer(self)``, ``(self, group)`` or ``(self, group, hp)``."""
-    taken = len(inspect.signature(hook).parameters) - 1
+    parameters = list(inspect.signature(hook).parameters.values())[1:]
+    taken = len(parameters)
+    by_position = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if not by_position or (taken == 1 and parameters[0].name == "hp"):
+        raise ExperimentError(
+            f"{owner}.optimizer takes {', '.join(map(str, parameters))}; "
+            "it is optimizer(self), (self, group) or (self, group, hp), by position"
+        )
     if taken == 2:
         # It runs while the update program is traced, so it gets the view that traced hooks get. A Device value would be
         # baked in unseen, so it raises like a Host field.
@@ -283,10 +288,6 @@ def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, de
         )
     declared = hook(experiment) if taken == 0 else hook(experiment, group)
     return resolve_rule(declared, rate, decay, owner, group)
-
-
-def _from_optax(factory: Any) -> bool:
-    return str(getattr(factory, "__module__", "")).partition(".")[0] == "optax"
 
 
 def _joinable(rule: Rule, tree: Any) -> bool:

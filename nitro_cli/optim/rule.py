@@ -23,7 +23,7 @@ from nitro_cli.suggest import did_you_mean, listed
 
 _FIX = "return a factory: `return optax.adam`, or with settings `return functools.partial(optax.adam, b1=0.8)`"
 # Arguments by which a factory decays by itself; the second is adafactor's.
-_DECAYS = ("weight_decay", "weight_decay_rate")
+_DECAYS = ("weight_decay", "weight_decay_rate", "adam_weight_decay")
 # Wrappers that gather several gradients by themselves, by the name of their state.
 _ACCUMULATING = ("MultiStepsState", "ApplyEvery", "ApplyEveryState")
 
@@ -126,7 +126,10 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
     if function is optax.MultiSteps:
         raise accumulates("MultiSteps")
     name = named or getattr(function, "__name__", type(function).__name__)
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a type of Python's own, such as dict
+        raise ExperimentError(f"{owner}.optimizer returns {name}, not an optax factory", _FIX) from None
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     unknown = [key for key in given if key not in parameters and not takes_any]
     if unknown:
@@ -146,16 +149,18 @@ def resolve_rule(declared: Any, learning_rate: float, weight_decay: float, owner
         raise ExperimentError(f"{owner}.optimizer returns {name}, which has no parameter 'learning_rate'", _FIX)
     settings = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty} | given
     settings.pop("learning_rate", None)
-    numeric = {key: float(value) for key, value in settings.items() if _is_number(value)}
-    for key, value in numeric.items():
+    numbers = {key: float(value) for key, value in settings.items() if _is_number(value)}
+    for key, value in numbers.items():
         good, note = limit(key)
         if not good(value):
             raise ExperimentError(f"{owner}.optimizer: {name} has {key}={value:g}; {note}")
-    own = next((key for key in _DECAYS if key in numeric), None)
-    if own is not None and weight_decay > 0:
-        if numeric[own] > 0:
-            raise _decays_twice(function, name, own, weight_decay, group)
-        given[own] = numeric.pop(own)  # by nothing: nitro's decay is the only one
+    # A whole number may be a count that decides a shape; a decay is a quantity however it is written.
+    numeric = {key: value for key, value in numbers.items() if key in _DECAYS or not _is_whole(settings[key])}
+    if weight_decay > 0:
+        for own in [key for key in _DECAYS if key in numeric]:
+            if numeric[own] > 0:
+                raise _decays_twice(function, name, own, weight_decay, group)
+            given[own] = numeric.pop(own)  # by nothing: nitro's decay is the only one
     fixed = {key: value for key, value in given.items() if key not in numeric}
     return Rule(name, function, {"learning_rate": float(learning_rate), **numeric}, fixed)
 
@@ -173,7 +178,9 @@ def _decays_twice(function: Any, name: str, own: str, weight_decay: float, group
 
 def limit(name: str) -> tuple[Callable[[Any], Any], str]:
     """Whether values suit a hyperparameter, and how that is said. Only those are limited whose meaning is known."""
-    if name in ("learning_rate", "weight_decay", "gradient_clip_norm"):
+    if name == "gradient_clip_norm":
+        return lambda value: np.asarray(value) > 0, f"{name} must be more than 0: a norm of 0 would stop every step"
+    if name in ("learning_rate", *_DECAYS):
         return lambda value: np.asarray(value) >= 0, f"{name} must be 0 or more"
     if name in ("ema_decay", "b1", "b2"):
         return lambda value: (np.asarray(value) >= 0) & (np.asarray(value) < 1), f"{name} must be 0 or more and under 1"
@@ -181,7 +188,13 @@ def limit(name: str) -> tuple[Callable[[Any], Any], str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (float, np.floating)) and not isinstance(value, bool)
+    if isinstance(value, (np.ndarray, jax.Array)) and value.shape == ():
+        return value.dtype.kind in "iuf"
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) or getattr(getattr(value, "dtype", None), "kind", "") in ("i", "u")
 
 
 def traceable(rule: Rule, parameters: Any) -> Rule:
@@ -197,7 +210,13 @@ def traceable(rule: Rule, parameters: Any) -> Rule:
         if name != "learning_rate" and _traces(moved, parameters):
             return moved
     # More than one: fix all but the rate, which every optax factory takes as an array.
-    return fixing(rule, [name for name in rule.hyperparameters if name != "learning_rate"])
+    moved = fixing(rule, [name for name in rule.hyperparameters if name != "learning_rate"])
+    if not _traces(moved, parameters):
+        raise ExperimentError(
+            f"the optimizer {rule.name} decides by learning_rate in Python, where it is no number yet",
+            "the rate is an input of the program, so that schedules and sweeps compile nothing: use jnp.where on it",
+        )
+    return moved
 
 
 def fixing(rule: Rule, names: Sequence[str]) -> Rule:

@@ -12,6 +12,7 @@ arguments.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nitro_cli.errors import ExperimentError
@@ -127,16 +129,40 @@ def bind(
     nothing or two things.
     """
     bound = [_bind(entry, plan, device, total, owner, own_decay) for entry in entries]
-    refuse_rivals(entries, bound, owner)
-    exact = {column for entry, b in zip(entries, bound, strict=True) if entry.group for column, _ in b.columns}
+    depths = [1 if entry.group else 0 for entry in entries]
+    return keep_exact(entries, bound, depths, owner, lambda entry, columns: _target(entry, plan, columns))
+
+
+def keep_exact(
+    entries: Sequence[Declared],
+    bound: Sequence[Bound],
+    depths: Sequence[int],
+    owner: str,
+    target: Callable[[Declared, Sequence[int]], str],
+) -> list[Bound]:
+    """Every number to the key that names it at the greatest depth; ``target`` says what is left to a key.
+
+    Raises ExperimentError for two keys of one depth, and for one that is left with nothing.
+    """
+    _refuse_rivals(entries, bound, owner)
+    deepest: dict[int, int] = {}
+    for depth, b in zip(depths, bound, strict=True):
+        for column, _ in b.columns:
+            deepest[column] = max(deepest.get(column, -1), depth)
     result = []
-    for entry, b in zip(entries, bound, strict=True):
-        columns = b.columns if entry.group else tuple((c, f) for c, f in b.columns if c not in exact)
-        result.append(Bound(b.key, b.target, b.schedule, b.constant, columns, b.field, b.kind))
+    for entry, depth, b in zip(entries, depths, bound, strict=True):
+        columns = tuple((column, factor) for column, factor in b.columns if deepest[column] == depth)
+        if b.columns and not columns:
+            raise ExperimentError(
+                f"{owner}.schedules: '{entry.key}' drives nothing: more exact keys drive {b.target}",
+                "leave it out",
+            )
+        said = target(entry, [column for column, _ in columns]) if columns else b.target
+        result.append(dataclasses.replace(b, columns=columns, target=said))
     return result
 
 
-def refuse_rivals(entries: Sequence[Declared], bound: Sequence[Bound], owner: str) -> None:
+def _refuse_rivals(entries: Sequence[Declared], bound: Sequence[Bound], owner: str) -> None:
     """Raises ExperimentError where two keys of the same depth drive the same number: neither would be the exact one."""
     taken: dict[Any, str] = {}
     for entry, b in zip(entries, bound, strict=True):
@@ -176,6 +202,12 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
     if entry.group is not None:
         wanted = [i for i in wanted if plan.columns[i][0] == entry.group]
         if not wanted:
+            if (GLOBAL, entry.name) in plan.columns:
+                raise ExperimentError(
+                    f"{owner}.schedules: '{entry.key}': {entry.name} belongs to no group, but to all parameters "
+                    "together",
+                    f"write 'opt.{entry.name}'",
+                )
             known = [name for group, name in plan.columns if group == entry.group]
             hint = did_you_mean(entry.name, known)
             raise ExperimentError(
@@ -189,9 +221,12 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
             f"schedule it by group (opt.{plan.groups[-1].name}.weight_decay), or leave the hook out",
         )
     columns = tuple((i, _ratio(plan, i)) for i in wanted)
-    groups = list(dict.fromkeys(plan.columns[i][0] for i in wanted))
-    target = entry.name if groups == [GLOBAL] else f"{entry.name} of {listed(groups)}"
-    return Bound(entry.key, target, schedule, constant, columns, None, kind_of(schedule))
+    return Bound(entry.key, _target(entry, plan, wanted), schedule, constant, columns, None, kind_of(schedule))
+
+
+def _target(entry: Declared, plan: Plan, columns: Sequence[int]) -> str:
+    groups = list(dict.fromkeys(plan.columns[i][0] for i in columns))
+    return entry.name if groups == [GLOBAL] else f"{entry.name} of {listed(groups)}"
 
 
 def _ratio(plan: Plan, column: int) -> float:
@@ -219,6 +254,8 @@ def resolved(entry: Declared, total: int, owner: str) -> tuple[Callable[[Any], A
     """The schedule itself: a number is constant, a factory of the horizon is called with it, anything else is asked
     for its values as it is."""
     value = entry.value
+    if isinstance(value, (np.ndarray, jax.Array)) and value.shape == () and value.dtype.kind in "iuf":
+        value = value.item()
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
         if not math.isfinite(float(value)):
             raise ExperimentError(f"{owner}.schedules: '{entry.key}' is {value}", "a schedule is finite at every step")
@@ -297,6 +334,7 @@ class Table:
         self._values: dict[str, np.ndarray] = {}
         self._vectors = np.zeros((0, len(plan.columns)))
         self._held: dict[str, Any] = {}
+        self._asked: dict[tuple[str, int], Any] = {}  # of schedules on the host, until the log has shown them
 
     def __bool__(self) -> bool:
         return bool(self.bound)
@@ -336,9 +374,12 @@ class Table:
 
     def shown(self, step: int) -> dict[str, float]:
         """What the log says of ``step``: each schedule's own value by its key."""
-        self.vector(step) if step // BLOCK != self._block else None
+        if step // BLOCK != self._block:
+            self._tabulate(step // BLOCK)
         row = step % BLOCK
         values = {b.key: self._call(b, step) if b.kind == HOST else self._values[b.key][row] for b in self.bound}
+        for b in self._host:
+            self._asked.pop((b.key, step), None)
         return {key: float(value) for key, value in values.items() if np.ndim(value) == 0}
 
     def curves(self, points: int = 60) -> dict[str, list[tuple[int, float]]]:
@@ -400,9 +441,12 @@ class Table:
         self._block = block
 
     def _call(self, b: Bound, step: int) -> Any:
-        """A host schedule at ``step``. One that fails beyond the horizon holds its last value, and says so once."""
-        if b.key in self._held:
+        """A host schedule at ``step``, which is called once for it, so that the log shows what the program was given.
+        One that fails beyond the horizon holds its last value, and says so once."""
+        if step >= self.total and b.key in self._held:
             return self._held[b.key]
+        if (b.key, step) in self._asked:
+            return self._asked[b.key, step]
         try:
             value = self._at(b, step)
         except ExperimentError:
@@ -415,6 +459,7 @@ class Table:
                 stacklevel=2,
             )
         self._check(b, value[None], np.array([step]))
+        self._asked[b.key, step] = value
         return value
 
     def _at(self, b: Bound, step: int) -> np.ndarray:
@@ -428,7 +473,7 @@ class Table:
 
     def _check(self, b: Bound, values: np.ndarray, steps: np.ndarray) -> None:
         where = f"{self._owner}.schedules: '{b.key}'"
-        if values.dtype.kind not in "iuf":
+        if not (jnp.issubdtype(values.dtype, jnp.integer) or jnp.issubdtype(values.dtype, jnp.floating)):
             what = {"O": "objects", "U": "texts", "b": "bools"}.get(values.dtype.kind, str(values.dtype))
             raise ExperimentError(f"{where} gives {what}, not numbers", "return one int or float for every step")
         shape = values.shape[1:]
@@ -440,13 +485,19 @@ class Table:
                 f"{tuple(self._device[b.field].shape)}",
                 "a scheduled field keeps its shape: another one would be another program",
             )
-        names = {self._plan.columns[column][1] for column, _ in b.columns} if self._plan.groups else set()
-        for good, note in ((np.isfinite, "a curve must be finite at every one of them"), *map(limit, names)):
-            bad = np.flatnonzero(~good(values.reshape(len(values), -1)).all(1))
+        dtype = jax.dtypes.canonicalize_dtype(np.float64)  # what the program computes in, where 1e39 is infinite
+        seen = values.astype(np.float64).reshape(len(values), -1)
+        checks = [(np.isfinite, "a curve must be finite at every one of them", 1.0)]
+        if self._plan.groups:
+            checks += [(*limit(self._plan.columns[column][1]), factor) for column, factor in b.columns]
+        for good, note, factor in checks:
+            with np.errstate(over="ignore"):
+                taken = (seen * factor).astype(dtype) if b.field is None else seen
+            bad = np.flatnonzero(~(good(taken) & np.isfinite(taken)).all(1))
             if len(bad):
-                value, step = float(values[bad[0]].reshape(-1)[0]), int(steps[bad[0]])
+                value, step = float(seen[bad[0]][0]), int(steps[bad[0]])
                 raise ExperimentError(
-                    f"{where} is {value:g} at step {step} of {self.total}", f"steps are counted from 0; {note}"
+                    f"{where} is {value:.9g} at step {step} of {self.total}", f"steps are counted from 0; {note}"
                 )
 
     def _cast(self, b: Bound, value: Any) -> Any:

@@ -383,7 +383,13 @@ def _anchors(plan: Plan, params: Leaves, w0: list[Any]) -> list[jax.Array]:
                     f"the decay anchor of group '{buffer.group}' does not fit: '{path}' {found}",
                     f"it needs shape {tuple(spec.shape)}; an anchor tree has the paths of the parameters",
                 )
-            values = np.asarray(given[path]).astype(spec.dtype)
+            values = np.asarray(given[path])
+            if values.dtype.kind in "OUSMm":
+                raise ExperimentError(
+                    f"the decay anchor of group '{buffer.group}' does not fit: '{path}' holds {values.dtype}, "
+                    "not numbers"
+                )
+            values = values.astype(spec.dtype)
             if not np.isfinite(values).all():
                 raise ExperimentError(
                     f"the decay anchor of group '{buffer.group}' has values that are not finite, in '{path}'",

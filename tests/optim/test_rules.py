@@ -424,3 +424,42 @@ def test_a_whole_transformation_cannot_read_what_would_be_baked_in_unseen(field,
 
     with pytest.raises(ExperimentError, match=field):
         handle(Peeks()).train()
+
+
+BY_WHOLE_NUMBERS = {
+    "adamw": functools.partial(optax.adamw, weight_decay=1),
+    "adamw, an array": functools.partial(optax.adamw, weight_decay=jax.numpy.float32(0.1)),
+    "muon": functools.partial(contrib.muon, adam_weight_decay=0.1),
+    "fromage": optax.fromage,
+}
+
+
+@pytest.mark.parametrize("name", BY_WHOLE_NUMBERS)
+def test_a_factory_that_decays_however_that_is_written_is_refused_beside_nitros_decay(name):
+    with pytest.raises(ExperimentError, match="decay"):
+        plan_for(experiment(BY_WHOLE_NUMBERS[name], weight_decay=0.1), params())
+
+
+def test_a_whole_number_is_held_to_the_same_limits():
+    with pytest.raises(ExperimentError, match="adam has b1=1; b1 must be 0 or more and under 1"):
+        plan_for(experiment(functools.partial(optax.adam, b1=1)), params())
+
+
+def test_a_factory_that_decides_by_the_rate_is_refused():
+    def mine(learning_rate):
+        return optax.sgd(learning_rate if learning_rate > 0.1 else 0.1)
+
+    with pytest.raises(ExperimentError, match="the optimizer mine decides by learning_rate in Python"):
+        plan_for(experiment(mine), params())
+
+
+def test_a_type_of_pythons_own_is_no_factory():
+    with pytest.raises(ExperimentError, match="optimizer returns dict, not an optax factory"):
+        plan_for(experiment(dict), params())
+
+
+@pytest.mark.parametrize("hook", [lambda self, hp: optax.adam, lambda self, *, group: optax.adam])
+def test_a_hook_that_takes_something_else_is_refused(hook):
+    chosen = type("Chosen", (Bare,), {"optimizer": hook, "__module__": __name__})(learning_rate=RATE)
+    with pytest.raises(ExperimentError, match=r"it is optimizer\(self\), \(self, group\) or \(self, group, hp\)"):
+        plan_for(chosen, params())

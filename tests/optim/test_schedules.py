@@ -363,6 +363,11 @@ MISTAKES = {
     "a beta of one": {"opt.b1": optax.linear_schedule(0.5, 1.0, 3)},
     "a rate below zero": {"learning_rate": lambda total: optax.linear_schedule(0.1, -0.1, total)},
     "a decay below zero": {"weight_decay": -0.1},
+    "a clip of nothing": {"gradient_clip_norm": 0.0},
+    "infinite in the program": {"learning_rate": lambda step: step * 1e39},
+    "one in the program": {"opt.b1": lambda step: 0.99999999},
+    "a clip by group": {"opt.default.gradient_clip_norm": 1.0},
+    "drives nothing": {"learning_rate": 0.1, "opt.default.learning_rate": 0.2},
 }
 
 
@@ -380,9 +385,39 @@ def test_mistakes(name, snapshot):
     assert str(caught.value) == snapshot
 
 
-def test_a_group_path_and_a_bare_key_are_no_rivals():
-    plan, values = table(scheduled({"learning_rate": 0.1, "opt.default.learning_rate": 0.2}))
-    assert values.vector(0)[plan.column("default", "learning_rate")] == pytest.approx(0.2)
+def test_a_group_path_and_a_bare_key_are_no_rivals_and_each_says_what_it_drives():
+    both = {"learning_rate": 0.1, "opt.encoder.learning_rate": 0.2}
+    plan, values = table(scheduled(both, base=TwoGroups))
+    other = next(group.name for group in plan.groups if group.name != "encoder")
+    assert values.vector(0)[plan.column("encoder", "learning_rate")] == pytest.approx(0.2)
+    assert [b.target for b in values.bound] == [f"learning_rate of {other}", "learning_rate of encoder"]
+
+
+def test_a_schedule_on_the_host_is_called_once_for_a_step_and_the_log_shows_what_was_used():
+    asked = []
+
+    def draw(step):
+        asked.append(int(step))
+        return [0.1, 0.2, 0.3][len(asked) % 3]
+
+    plan, values = table(scheduled({"learning_rate": draw}), total=4)
+    for step in range(4):
+        used = values.vector(step)[plan.column("default", "learning_rate")]
+        assert values.shown(step)["learning_rate"] == pytest.approx(used)
+    assert asked == [4, 0, 1, 2, 3]  # first with the horizon, for it might be a factory
+
+
+def test_a_held_value_is_held_past_the_horizon_only():
+    _, values = table(scheduled({"learning_rate": lambda step: [0.1, 0.2, 0.3][int(step)]}), total=3)
+    with pytest.warns(UserWarning, match="holds"):
+        assert values.vector(3)[0] == pytest.approx(0.3)
+    assert values.vector(1)[0] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("value", [np.array(0.25), jnp.array(0.25), np.float32(0.25), lambda step: jnp.bfloat16(0.25)])
+def test_scalars_of_every_library_are_numbers(value):
+    _, values = table(scheduled({"learning_rate": value}))
+    assert values.vector(2)[0] == pytest.approx(0.25)
 
 
 def test_a_faulty_curve_ends_a_run_before_any_work_and_leaves_no_folder(handle, tmp_path, monkeypatch):

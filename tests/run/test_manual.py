@@ -468,7 +468,7 @@ def test_schedules_are_bound_by_path_and_absolute(handle):
     assert [(row.key, row.target) for row in n.report.schedules] == [
         ("opt.disc.learning_rate", "learning_rate of disc"),
         ("opt.gen.b1", "b1 of gen"),
-        ("learning_rate", "learning_rate of disc, gen"),
+        ("learning_rate", "learning_rate of gen"),
     ]
     n.train()
     state = n.snapshot()["opt_state"]
