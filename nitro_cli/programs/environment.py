@@ -97,9 +97,20 @@ def _words(settings: Mapping[str, Any]) -> str:
 
 
 def _trace_context() -> str:
-    """What stands in the key of jax's own caches, a mesh for example, and in none of its settings."""
-    trace_context = getattr(sys.modules.get("jax._src.config"), "trace_context", tuple)  # jax has no public name for it
-    return " ".join(map(_setting, trace_context()))
+    """What stands in the key of jax's own caches, a mesh for example, and in none of its settings.
+
+    A module of jax adds items of its own when it is imported, all of them off. They count once they are on, so that an
+    import, which may come early in one process and late in another, changes nothing.
+    """
+    config: Any = sys.modules.get("jax._src.config")  # jax has no public name for any of this
+    values = getattr(config, "trace_context", tuple)()
+    try:
+        names = list(config.trace_context_names())
+    except (AttributeError, NotImplementedError):
+        names = [str(position) for position in range(len(values))]
+    flags = jax.config.values
+    on = {k: v for k, v in zip(names, values, strict=True) if k in flags or not (v is None or v is False)}
+    return " ".join(f"{name}={_setting(value)}" for name, value in sorted(on.items()))
 
 
 def _setting(value: Any) -> str:
