@@ -19,7 +19,7 @@ from nitro_cli.optim.leaves import Leaves
 from nitro_cli.optim.manual import optimizers
 from nitro_cli.optim.plan import DEFAULT, Plan
 from nitro_cli.optim.rule import Rule
-from nitro_cli.optim.schedules import Bound, Declared, keep_exact, kind_of, resolved
+from nitro_cli.optim.schedules import Bound, Declared, check_one_array, keep_exact, kind_of, resolved
 from nitro_cli.suggest import did_you_mean, listed
 
 
@@ -91,7 +91,7 @@ def _split(name: str) -> tuple[str, str]:
 def bind_paths(
     entries: Sequence[Declared], found: Optimizers, device: Mapping[str, Any], total: int, owner: str
 ) -> list[Bound]:
-    """Resolve every entry against the optimizers and the Device fields (name -> shape).
+    """Resolve every entry against the optimizers and the Device fields (name -> shape, None for several arrays).
 
     Raises ExperimentError for a path that is not there, a field that is no number, and a key that means two things.
     """
@@ -115,9 +115,10 @@ def _bind(entry: Declared, found: Optimizers, device: Mapping[str, Any], total: 
             f"write 'opt.{entry.name}' or 'device.{entry.name}'",
         )
     if not in_opt and not in_device:
-        raise _unknown(entry, found, below, list(device), owner)
+        raise _unknown(entry, found, below, [name for name, spec in device.items() if spec is not None], owner)
     schedule, constant = resolved(entry, total, owner)
     if in_device:
+        check_one_array(entry, device, owner)
         target = f"Device field {entry.name}"
         return Bound(entry.key, target, schedule, constant, (), entry.name, kind_of(schedule))
     target = _target(entry, found, columns)

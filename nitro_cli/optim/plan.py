@@ -7,6 +7,7 @@ hyperparameter, so a schedule binds to columns, and changing any number compiles
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,13 @@ import numpy as np
 import optax
 
 from nitro_cli.errors import ExperimentError, UsageError
-from nitro_cli.experiment.hooks import default_no_decay
 from nitro_cli.experiment.traits import device_fields
 from nitro_cli.experiment.view import StrippedHost, compile_view
-from nitro_cli.optim.elementwise import is_elementwise
+from nitro_cli.optim import findings
+from nitro_cli.optim.findings import Kept
 from nitro_cli.optim.layout import Layout, make_layout
-from nitro_cli.optim.leaves import Leaves, structure_text
-from nitro_cli.optim.pull import pulls
-from nitro_cli.optim.rule import Rule, fixing, resolve_rule, traceable
+from nitro_cli.optim.leaves import Leaves
+from nitro_cli.optim.rule import Rule, fixing, resolve_rule
 
 GLOBAL = ""  # the group of hyperparameters that belong to none
 DEFAULT = "default"
@@ -32,7 +32,10 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Group:
-    """``ratio`` is the group's rate over the knob ``learning_rate``. ``anchor`` is "zero", "w0" or a tree of arrays."""
+    """``ratio`` is the group's rate over the knob ``learning_rate``. ``anchor`` is "zero", "w0" or a tree of arrays.
+
+    ``at_start`` are hyperparameters that are read before the first step only, ``unread`` those that nothing reads.
+    """
 
     name: str
     leaves: tuple[int, ...]
@@ -42,10 +45,12 @@ class Group:
     decays: bool
     anchor: Any
     elementwise: bool
+    at_start: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def anchored(self) -> bool:
-        return (self.decays or self.rule.whole) and not (isinstance(self.anchor, str) and self.anchor == "zero")
+        return (self.decays or self.rule.whole) and not _to_zero(self.anchor)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Plan:
     clip: bool
     ema: bool
 
+    @functools.cached_property
+    def idle(self) -> set[tuple[str, str]]:
+        """Columns that no update reads."""
+        return {(group.name, name) for group in self.groups for name in (*group.at_start, *group.unread)}
+
     def group(self, name: str) -> Group:
         return next(group for group in self.groups if group.name == name)
 
@@ -76,10 +86,6 @@ class Plan:
     def of(self, group: Group, vector: Any) -> dict[str, Any]:
         """A group's hyperparameters out of the vector, as scalars."""
         return {name: vector[i] for i, (owner, name) in enumerate(self.columns) if owner == group.name}
-
-
-# ``kept(rule, facts, find)`` is the answer of ``find()``, which the rule and these facts decide.
-Kept = Callable[[Rule, Mapping[str, Any], Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -107,12 +113,10 @@ def make_plan(
     owner = type(experiment).__name__
     names = [_group_name(owner, hooks["param_group"](experiment, p, s), p) for p, s in _pairs(leaves)]
     order = sorted(dict.fromkeys(names), key=lambda name: name != DEFAULT)
-    no_decay = [_excluded(owner, hooks.get("no_decay", _no_decay)(experiment, p, s), p) for p, s in _pairs(leaves)]
+    no_decay = [_excluded(owner, hooks["no_decay"](experiment, p, s), p) for p, s in _pairs(leaves)]
+    members = {name: [i for i, n in enumerate(names) if n == name] for name in order}
     groups = [
-        _group(
-            experiment, hooks, leaves, name, [i for i, n in enumerate(names) if n == name], settings, scheduled, kept
-        )
-        for name in order
+        _group(experiment, hooks, leaves, name, members[name], no_decay, settings, scheduled, kept) for name in order
     ]
     by_name = {group.name: group for group in groups}
     decays = [by_name[n].decays and not excluded for n, excluded in zip(names, no_decay, strict=True)]
@@ -134,8 +138,13 @@ def make_plan(
     )
 
 
-def _no_decay(experiment: Any, path: str, leaf: Any) -> bool:
-    return default_no_decay(path, leaf)
+def decay_mask(leaves: Leaves, members: Sequence[int], no_decay: Sequence[bool]) -> Any:
+    """For a whole transformation: True where weights decay, in the tree of the parameters without other groups."""
+    return leaves.tree([not no_decay[i] if i in members else optax.MaskedNode() for i in range(len(no_decay))])
+
+
+def _to_zero(anchor: Any) -> bool:
+    return isinstance(anchor, str) and anchor == "zero"
 
 
 def _pairs(leaves: Leaves) -> Sequence[tuple[str, Any]]:
@@ -163,7 +172,7 @@ def _excluded(owner: str, answer: Any, path: str) -> bool:
 
 def _numbers(group: Group) -> dict[str, float]:
     numbers = dict(group.rule.hyperparameters)
-    if group.decays and not group.rule.decays_itself:
+    if group.decays:
         numbers["weight_decay"] = group.weight_decay
     return numbers
 
@@ -174,6 +183,7 @@ def _group(
     leaves: Leaves,
     name: str,
     members: Sequence[int],
+    no_decay: Sequence[bool],
     settings: Settings,
     scheduled: Callable[[str, str], bool],
     kept: Kept,
@@ -188,17 +198,16 @@ def _group(
     own = set(members)
     tree = leaves.tree([spec if i in own else optax.MaskedNode() for i, spec in enumerate(leaves.specs)])
     rule = _rule(experiment, hooks["optimizer"], name, rate, decay, owner)
-    found = _traced(rule, leaves, tree, decay > 0 or scheduled(name, "weight_decay"), kept)
-    rule = fixing(rule, found["fixed"])
-    anchor = hooks["decay_anchor"](experiment, name)
-    named = isinstance(anchor, str) and anchor in ("zero", "w0")
-    if not named and (anchor is None or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(anchor))):
-        raise ExperimentError(
-            f"{owner}.decay_anchor returned {anchor!r} for group '{name}'; it is 'zero', 'w0' or a tree of arrays",
-            "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",
-        )
-    decays = not rule.decays_itself and (decay > 0 or scheduled(name, "weight_decay"))
-    if decays and found["pulls"]:
+    anchor = _anchor(owner, name, hooks["decay_anchor"](experiment, name))
+    decaying = decay > 0 or scheduled(name, "weight_decay")
+    if rule.whole:
+        mask = decay_mask(leaves, members, no_decay)
+        found = findings.of_whole(rule, name, tree, mask, None if _to_zero(anchor) else tree)
+    else:
+        found = findings.of_factory(rule, leaves, tree, decaying, kept)
+        rule = fixing(rule, found.fixed)
+    decays = decaying and not rule.decays_itself and not rule.whole
+    if decays and found.pulls:
         raise ExperimentError(
             f"group '{name}' would decay twice: {rule.name} moves the weights even where the gradient is zero, and "
             f"nitro's weight_decay is {decay:g}" + (", scheduled" if scheduled(name, "weight_decay") else ""),
@@ -206,39 +215,29 @@ def _group(
             "nitro's, which knows no_decay and anchors",
             "for decay at a place of your own in the chain: def optimizer(self, group, hp), with hp.weight_decay",
         )
+    read_by_decay = ("learning_rate",) if decays else ()
     return Group(
         name=name,
         leaves=tuple(members),
         rule=rule,
         ratio=rate / settings.learning_rate,
         weight_decay=decay,
-        decays=decays and not rule.whole,
+        decays=decays,
         anchor=anchor,
-        elementwise=found["joined"],
+        elementwise=found.joined,
+        at_start=tuple(name for name in found.at_start if name not in read_by_decay),
+        unread=tuple(name for name in found.unread if name not in read_by_decay),
     )
 
 
-def _traced(rule: Rule, leaves: Leaves, tree: Any, decaying: bool, kept: Kept) -> dict[str, Any]:
-    """What tracing a rule on the ``tree`` of its group finds: which of its numbers have to be ``fixed``, whether it may
-    run on ``joined`` leaves, and, where nitro's decay is on, whether it ``pulls`` at the weights by itself."""
-    if rule.whole:
-        return {"fixed": [], "joined": False, "pulls": False}
-
-    def find() -> dict[str, Any]:
-        sound = traceable(rule, tree)
-        return {
-            "fixed": [name for name in rule.hyperparameters if name not in sound.hyperparameters],
-            "joined": _joinable(sound, tree),
-            "pulls": decaying and not sound.decays_itself and pulls(sound, tree),
-        }
-
-    facts = {
-        "hyperparameters": dict(rule.hyperparameters),
-        "tree": structure_text(leaves.structure),
-        "leaves": [f"{jax.tree_util.keystr(path)} {spec}" for path, spec in jax.tree_util.tree_leaves_with_path(tree)],
-        "decaying": decaying,
-    }
-    return kept(rule, facts, find)
+def _anchor(owner: str, group: str, anchor: Any) -> Any:
+    named = isinstance(anchor, str) and anchor in ("zero", "w0")
+    if not named and (anchor is None or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(anchor))):
+        raise ExperimentError(
+            f"{owner}.decay_anchor returned {anchor!r} for group '{group}'; it is 'zero', 'w0' or a tree of arrays",
+            "'zero' is ordinary weight decay, 'w0' pulls towards the weights that build_model returned",
+        )
+    return anchor
 
 
 def _number(owner: str, hook: str, group: str, value: Any) -> float | None:
@@ -288,10 +287,3 @@ def _rule(experiment: Any, hook: Callable[..., Any], group: str, rate: float, de
         )
     declared = hook(experiment) if taken == 0 else hook(experiment, group)
     return resolve_rule(declared, rate, decay, owner, group)
-
-
-def _joinable(rule: Rule, tree: Any) -> bool:
-    if len(jax.tree.leaves(tree)) == 1:
-        return False
-    built = rule.build({name: np.float32(value) for name, value in rule.hyperparameters.items()})
-    return is_elementwise(built.init, built.update, tree)

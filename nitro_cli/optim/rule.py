@@ -200,10 +200,10 @@ def _is_whole(value: Any) -> bool:
 def traceable(rule: Rule, parameters: Any) -> Rule:
     """``rule`` with those hyperparameters fixed that its code decides by in Python, and so cannot take as arguments.
 
-    ``parameters`` is a tree of parameter shapes. Usually nothing has to be fixed. Raises ExperimentError where the rule
-    accumulates by itself, or needs arguments that nitro does not give.
+    ``rule`` is a factory, ``parameters`` a tree of parameter shapes. Usually nothing has to be fixed. Raises
+    ExperimentError where the rule accumulates by itself, or needs arguments that nitro does not give.
     """
-    if rule.whole or _traces(rule, parameters):
+    if _traces(rule, parameters):
         return rule
     for name in sorted(rule.hyperparameters):
         moved = fixing(rule, [name])

@@ -122,7 +122,7 @@ def mentions(entries: Sequence[Declared]) -> Callable[[str, str], bool]:
 def bind(
     entries: Sequence[Declared], plan: Plan, device: Mapping[str, Any], total: int, owner: str, own_decay: bool
 ) -> list[Bound]:
-    """Resolve every entry against the plan and the Device fields (name -> tree of shapes).
+    """Resolve every entry against the plan and the Device fields (name -> shape, None for a field of several arrays).
 
     ``own_decay`` says that the experiment defines ``group_weight_decay``, which a bare ``weight_decay`` schedule would
     override. A later, more exact key wins: a group path over a bare one. Raises ExperimentError for a key that means
@@ -193,9 +193,10 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
             f"write 'opt.{entry.name}' or 'device.{entry.name}'",
         )
     if not in_opt and not in_device:
-        raise _meaningless(entry, plan, fields, list(device), owner)
+        raise _meaningless(entry, plan, fields, [name for name, spec in device.items() if spec is not None], owner)
     schedule, constant = resolved(entry, total, owner)
     if in_device:
+        check_one_array(entry, device, owner)
         target = f"Device field {entry.name}"
         return Bound(entry.key, target, schedule, constant, (), entry.name, kind_of(schedule))
     wanted = [i for i, (group, name) in enumerate(plan.columns) if name == entry.name]
@@ -220,8 +221,21 @@ def _bind(entry: Declared, plan: Plan, device: Mapping[str, Any], total: int, ow
             f"{owner}.schedules: '{entry.key}' would override the hook group_weight_decay in every group",
             f"schedule it by group (opt.{plan.groups[-1].name}.weight_decay), or leave the hook out",
         )
-    columns = tuple((i, _ratio(plan, i)) for i in wanted)
-    return Bound(entry.key, _target(entry, plan, wanted), schedule, constant, columns, None, kind_of(schedule))
+    read = [i for i in wanted if plan.columns[i] not in plan.idle]
+    if not read:
+        raise _idle(entry, plan, wanted[0], owner)
+    columns = tuple((i, _ratio(plan, i)) for i in read)
+    return Bound(entry.key, _target(entry, plan, read), schedule, constant, columns, None, kind_of(schedule))
+
+
+def check_one_array(entry: Declared, device: Mapping[str, Any], owner: str) -> None:
+    """Raises ExperimentError for a Device field that is a tuple, list or dict."""
+    if device[entry.name] is None:
+        raise ExperimentError(
+            f"{owner}.schedules: '{entry.key}': the Device field '{entry.name}' holds several arrays, and a schedule "
+            "drives one",
+            "make what changes a field of its own",
+        )
 
 
 def _target(entry: Declared, plan: Plan, columns: Sequence[int]) -> str:
@@ -232,6 +246,18 @@ def _target(entry: Declared, plan: Plan, columns: Sequence[int]) -> str:
 def _ratio(plan: Plan, column: int) -> float:
     group, name = plan.columns[column]
     return plan.group(group).ratio if name == "learning_rate" else 1.0
+
+
+def _idle(entry: Declared, plan: Plan, column: int, owner: str) -> ExperimentError:
+    group = plan.group(plan.columns[column][0])
+    rule, name = group.rule.name, entry.name
+    why, fix = f"{rule} does not use {name}", "use it there, or leave the schedule out"
+    if name in group.at_start:
+        why = f"{rule} reads {name} before the first step only"
+        fix = "what is read once takes a value, not a schedule: give it to the factory"
+        if name == "learning_rate":
+            fix = "and keeps it in its state, as inject_hyperparams does: take the factory that it wraps"
+    return ExperimentError(f"{owner}.schedules: '{entry.key}' would change nothing: {why}", fix)
 
 
 def _meaningless(entry: Declared, plan: Plan, fields: list[str], device: list[str], owner: str) -> ExperimentError:
@@ -320,16 +346,26 @@ class Table:
     """The values of all schedules, step by step.
 
     ``vector(step)`` is float[columns] and ``fields(step)`` the scheduled Device values; both cost an index once their
-    block of steps is tabulated.
+    block of steps is tabulated. ``driven`` are the names of the Device fields that a schedule drives; ``waiting`` those
+    that would follow one, if there were a train split and so a horizon.
     """
 
-    def __init__(self, bound: Sequence[Bound], plan: Plan, device: Mapping[str, Any], total: int, owner: str) -> None:
+    def __init__(
+        self,
+        bound: Sequence[Bound],
+        plan: Plan,
+        device: Mapping[str, Any],
+        total: int,
+        owner: str,
+        waiting: Sequence[str] = (),
+    ) -> None:
         self.bound = [b for b in bound if b.columns or b.field]
-        self.total = total
+        self.total, self.waiting = total, tuple(waiting)
         self._plan, self._device, self._owner = plan, device, owner
         self._traced = [b for b in self.bound if b.kind == TRACED]
         self._plain = [b for b in self.bound if b.kind == PLAIN]
         self._host = [b for b in self.bound if b.kind == HOST]
+        self.driven = tuple(b.field for b in self.bound if b.field)
         self._block = -1
         self._values: dict[str, np.ndarray] = {}
         self._vectors = np.zeros((0, len(plan.columns)))
@@ -338,15 +374,6 @@ class Table:
 
     def __bool__(self) -> bool:
         return bool(self.bound)
-
-    @property
-    def schedules_fields(self) -> bool:
-        return bool(self.driven)
-
-    @property
-    def driven(self) -> tuple[str, ...]:
-        """Names of the Device fields that a schedule drives."""
-        return tuple(b.field for b in self.bound if b.field)
 
     def vector(self, step: int) -> np.ndarray:
         """The hyperparameters of ``step``: float[columns]."""

@@ -11,7 +11,6 @@ Davoine, 2018). Leaves that ``no_decay`` excludes do not decay, whatever the anc
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +18,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nitro_cli.errors import ExperimentError, NitroError
 from nitro_cli.optim.clip import averaged
-from nitro_cli.optim.plan import GLOBAL, Group, Plan
-from nitro_cli.optim.rule import Hyperparameters
+from nitro_cli.optim.plan import GLOBAL, Group, Plan, decay_mask
 
 
 def group_tree(plan: Plan, group: Group, buffers: Sequence[Any]) -> Any:
@@ -48,17 +45,10 @@ def _put_back(plan: Plan, group: Group, tree: Any, buffers: list[Any]) -> None:
             buffers[index] = results[buffer.leaves[0]]  # leaves of such a group are never joined
 
 
-def decay_mask(plan: Plan, group: Group) -> Any:
-    """For a whole transformation: True where weights decay, in the structure of ``group_tree``."""
-    return plan.layout.leaves.tree(
-        [not plan.no_decay[i] if i in group.leaves else optax.MaskedNode() for i in range(len(plan.no_decay))]
-    )
-
-
 def build_rule(plan: Plan, group: Group, vector: Any, anchors: Sequence[Any]) -> optax.GradientTransformationExtraArgs:
     mask = anchor = None
     if group.rule.whole:
-        mask = decay_mask(plan, group)
+        mask = decay_mask(plan.layout.leaves, group.leaves, plan.no_decay)
         anchor = group_tree(plan, group, _spread(plan, anchors)) if group.anchored else None
     return group.rule.build(_rule_values(plan, group, vector), mask, anchor)
 
@@ -115,41 +105,3 @@ def step(
 def moving_average(plan: Plan, average: Sequence[Any], params: Sequence[Any], vector: Any) -> list[Any]:
     """``decay * average + (1 - decay) * params``, buffer by buffer."""
     return averaged(list(average), list(params), vector[plan.column(GLOBAL, "ema_decay")])
-
-
-def unused_hyperparameters(plan: Plan, group: Group) -> list[str]:
-    """Resolved hyperparameters that a whole transformation does not use: a schedule for one would do nothing."""
-    if not group.rule.whole:
-        return []
-    params = plan.layout.specs
-    anchors = [params[i] for i in anchored_buffers(plan)]
-
-    def one_step(values: list[Any], params: Any, anchors: Any) -> Any:
-        rule = build_rule(plan, group, dict(zip(columns, values, strict=True)), anchors)
-        tree = group_tree(plan, group, params)
-        return rule.update(tree, rule.init(tree), tree)
-
-    columns = [i for i, (owner, _) in enumerate(plan.columns) if owner == group.name]
-    scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * len(columns)
-    try:
-        jaxpr = jax.make_jaxpr(one_step)(scalars, params, anchors).jaxpr
-    except NitroError:
-        raise
-    except Exception as error:  # whatever the transformation raises
-        raise _failed(group, error) from error
-    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
-    return [plan.columns[c][1] for c, var in zip(columns, jaxpr.invars, strict=False) if id(var) not in used]
-
-
-def _failed(group: Group, error: Exception) -> ExperimentError:
-    note = "masks and labels need the structure of the parameters: hp.decay_mask has it"
-    if isinstance(error, jax.errors.ConcretizationTypeError):
-        note = "hp holds traced numbers, which Python cannot decide by: choose by a GraphConst field"
-    if isinstance(error, AttributeError) and "Hyperparameters" in str(error):
-        note = f"hp has: {', '.join(field.name for field in dataclasses.fields(Hyperparameters))}"
-    said = str(error).strip().partition("\n")[0]
-    return ExperimentError(
-        f"the transformation of {group.rule.name} fails on the parameters of group '{group.name}': "
-        f"{type(error).__name__}: {said}",
-        note,
-    )

@@ -239,7 +239,7 @@ class AutomaticLoop(EpochLoop):
             for index, (arrays, fields) in stream:
                 if schedules:
                     hyper = schedules.vector(step)
-                    device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
+                    device = self.nitro.scheduled_device(step) if schedules.driven else device
                     step += 1
                 try:
                     pending = gradient(params, model_state, clock, seed, device, arrays)
@@ -275,7 +275,7 @@ class AutomaticLoop(EpochLoop):
         for index, (arrays, fields) in stream:
             if schedules and micro == 0:
                 hyper = schedules.vector(step)
-                device = self.nitro.scheduled_device(step) if schedules.schedules_fields else device
+                device = self.nitro.scheduled_device(step) if schedules.driven else device
                 step += 1
             arguments = (state.params, state.state, seed, device, arrays, scale)
             try:

@@ -41,7 +41,7 @@ class ManualLoop(EpochLoop):
             for index, batches, fields in self._groups(stream):
                 if schedules:
                     vector = schedules.vector(step)
-                    device = nitro.scheduled_device(step) if schedules.schedules_fields else device
+                    device = nitro.scheduled_device(step) if schedules.driven else device
                     step += 1
                 try:
                     made = program(params, model_state, opt_state, clock, seed, device, vector, check, batches)

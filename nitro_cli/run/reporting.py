@@ -15,7 +15,6 @@ from nitro_cli.experiment.sources import class_source, shown
 from nitro_cli.experiment.traits import config_metadata
 from nitro_cli.optim.plan import Group, Plan
 from nitro_cli.optim.schedules import Table
-from nitro_cli.optim.update import unused_hyperparameters
 from nitro_cli.run.manual_setup import declined_notes, manual_notes, optimizer_rows
 from nitro_cli.run.report import GroupRow, HookRow, Report, ScheduleRow, SplitRow, field_rows
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 def make_report(setup: Setup, resolved: Resolved | None) -> Report:
     """Everything that was fixed when the handle was constructed."""
     cls, recipe = type(setup.experiment), setup.recipe
-    train = setup.splits.get("train")
-    total = setup.knobs.max_epochs * (len(train) // setup.knobs.accum) if train is not None else 0
     path = class_source(cls).path
     hooks = [HookRow(name, found.fields, recipe.residency.get(name)) for name, found in recipe.routes.items()]
     sizes = [int(np.prod(spec.shape)) for spec in recipe.params.specs]
@@ -42,7 +39,7 @@ def make_report(setup: Setup, resolved: Resolved | None) -> Report:
             "seed": setup.knobs.seed,
             "accum": setup.knobs.accum,
             "max_epochs": setup.knobs.max_epochs,
-            "total_steps": total,
+            "total_steps": setup.schedules.total,
             "gradient_clip_norm": setup.knobs.gradient_clip_norm,
             "run_dir": str(setup.knobs.run_dir) if setup.knobs.run_dir else None,
         },
@@ -108,9 +105,13 @@ def _schedule_rows(schedules: Table) -> list[ScheduleRow]:
 
 def _notes(setup: Setup) -> list[str]:
     recipe = setup.recipe
+    notes = [
+        f"Device field '{name}' has its own value: its schedule needs the steps of a run, and there is no train split"
+        for name in setup.schedules.waiting
+    ]
     if recipe.manual:
-        return manual_notes(setup.experiment, recipe.hooks, setup.knobs, recipe.residency)
-    return [*declined_notes(setup.experiment, recipe.hooks), *_unused(recipe.plan)]
+        return [*notes, *manual_notes(setup.experiment, recipe.hooks, setup.knobs, recipe.residency)]
+    return [*notes, *declined_notes(setup.experiment, recipe.hooks), *_unused(recipe.plan)]
 
 
 def _unused(plan: Plan) -> list[str]:
@@ -121,8 +122,9 @@ def _unused(plan: Plan) -> list[str]:
             notes.append(f"group '{group.name}': weight decay has no effect, for no_decay excludes every leaf of it")
         if not group.decays and not group.rule.whole and group.anchor != "zero":
             notes.append(f"group '{group.name}': the decay anchor has no effect, for its weight decay is 0")
-        for name in unused_hyperparameters(plan, group):
-            notes.append(f"group '{group.name}': optimizer(self, group, hp) does not use hp.{name}")
+        rule = "optimizer(self, group, hp)" if group.rule.whole else group.rule.name
+        for name in group.unread:
+            notes.append(f"group '{group.name}': {rule} does not use {'hp.' if group.rule.whole else ''}{name}")
     return notes
 
 

@@ -342,14 +342,14 @@ def _schedules(
 ) -> Table:
     cls = type(experiment)
     specs = {name: _leaf_spec(value) for name, value in device_tree.items()}
-    specs = {name: spec for name, spec in specs.items() if spec is not None}
     own_decay = hooks["group_weight_decay"] is not Experiment.group_weight_decay
     bound: list[Bound] = []
     if total and optimizers is not None:
         bound = bind_paths(declared, optimizers, specs, total, cls.__name__)
     elif total:
         bound = bind(declared, plan, specs, total, cls.__name__, own_decay)
-    return Table(bound, plan, specs, total, cls.__name__)
+    waiting = [] if total else [e.name for e in declared if e.namespace != "opt" and e.name in specs]
+    return Table(bound, plan, specs, total, cls.__name__, waiting)
 
 
 def _leaf_spec(value: Any) -> Any:

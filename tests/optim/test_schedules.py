@@ -18,7 +18,11 @@ from nitro_cli.optim.schedules import BLOCK, Table, bind, parse
 from tests.optim.plans import Bare, TwoGroups, assert_close, gradients, optax_run, params, plan_for, run
 from tests.toys import Line, Measured, arrays, parameters
 
-FIELDS = {"smoothing": jax.ShapeDtypeStruct((), np.dtype("float32")), "b1": jax.ShapeDtypeStruct((), np.dtype("int32"))}
+FIELDS = {
+    "smoothing": jax.ShapeDtypeStruct((), np.dtype("float32")),
+    "b1": jax.ShapeDtypeStruct((), np.dtype("int32")),
+    "pair": None,
+}
 
 
 def table(e, total=1000, fields=FIELDS, own_decay=False):
@@ -368,6 +372,7 @@ MISTAKES = {
     "one in the program": {"opt.b1": lambda step: 0.99999999},
     "a clip by group": {"opt.default.gradient_clip_norm": 1.0},
     "drives nothing": {"learning_rate": 0.1, "opt.default.learning_rate": 0.2},
+    "several arrays": {"pair": 0.5},
 }
 
 
@@ -383,6 +388,63 @@ def test_mistakes(name, snapshot):
     with pytest.raises(ExperimentError) as caught:
         five_steps(scheduled(MISTAKES[name]))
     assert str(caught.value) == snapshot
+
+
+def takes_more(learning_rate, momentum=0.9):
+    """A factory that has a number and forgets it."""
+    return optax.sgd(learning_rate)
+
+
+def keeps_its_rate(learning_rate):
+    return optax.inject_hyperparams(optax.sgd)(learning_rate)
+
+
+class Whole(Bare):
+    def optimizer(self, group, hp):
+        return optax.adam(hp.learning_rate)
+
+    def schedules(self):
+        return {"weight_decay": 0.1}
+
+
+CHANGES_NOTHING = {
+    "adagrad reads it once": scheduled(
+        {"initial_accumulator_value": optax.linear_schedule(0.1, 0.2, 10)}, factory=optax.adagrad
+    ),
+    "rmsprop reads it once": scheduled({"opt.default.initial_scale": 0.5}, factory=optax.rmsprop),
+    "a rate in the state": scheduled({"learning_rate": 0.1}, factory=keeps_its_rate),
+    "a factory forgets it": scheduled({"momentum": 0.5}, factory=takes_more),
+    "a transformation of one's own": Whole(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES_NOTHING)
+def test_a_schedule_that_would_change_nothing_is_refused(name, snapshot):
+    with pytest.raises(ExperimentError) as caught:
+        table(CHANGES_NOTHING[name])
+    assert str(caught.value) == snapshot
+
+
+def test_a_bare_key_drives_those_groups_that_read_the_number():
+    class Mixed(TwoGroups):
+        def optimizer(self, group):
+            return takes_more if group == "encoder" else functools.partial(optax.sgd, momentum=0.9)
+
+        def schedules(self):
+            return {"momentum": 0.5, "learning_rate": 0.1}
+
+    plan, values = table(Mixed())
+    assert [b.target for b in values.bound] == ["momentum of default", "learning_rate of default, encoder"]
+    assert plan.group("encoder").unread == ("momentum",)
+
+
+def test_the_rate_of_a_rule_that_ignores_it_still_scales_nitros_decay():
+    def ignores(learning_rate):
+        return optax.scale(-1e-3)
+
+    assert plan_for(scheduled({}, factory=ignores), params()).groups[0].unread == ("learning_rate",)
+    _, values = table(scheduled({"learning_rate": 0.1}, factory=ignores, weight_decay=0.1))
+    assert [b.target for b in values.bound] == ["learning_rate of default"]
 
 
 def test_a_group_path_and_a_bare_key_are_no_rivals_and_each_says_what_it_drives():
@@ -405,6 +467,19 @@ def test_a_schedule_on_the_host_is_called_once_for_a_step_and_the_log_shows_what
         used = values.vector(step)[plan.column("default", "learning_rate")]
         assert values.shown(step)["learning_rate"] == pytest.approx(used)
     assert asked == [4, 0, 1, 2, 3]  # first with the horizon, for it might be a factory
+
+
+def test_without_a_train_split_a_field_keeps_its_own_value_and_the_report_says_so(handle):
+    class Scheduled(OneField):
+        def schedules(self):
+            return {"scale": optax.linear_schedule(1.0, 0.0, 10), "learning_rate": 0.1}
+
+    n = handle(Scheduled(), data={"val": ArrayLoader(arrays(8), batch_size=4)})
+    assert n.report.schedules == []
+    assert [note for note in n.report.notes if "scale" in note] == [
+        "Device field 'scale' has its own value: its schedule needs the steps of a run, and there is no train split"
+    ]
+    assert n.evaluate("val")
 
 
 def test_a_held_value_is_held_past_the_horizon_only():
