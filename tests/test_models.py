@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from toys import Compiles, Measured
 
-from nitro_cli import GraphConst, apply_model, linen_model, nnx_model
+from nitro_cli import GraphConst, apply_model, cache_reset, linen_model, nnx_model
 from nitro_cli.errors import ExperimentError
 from nitro_cli.programs.ledger import ledger
 
@@ -198,3 +198,24 @@ def test_parameters_do_not_depend_on_what_else_was_initialised(handle):
     jax.tree.map(np.testing.assert_array_equal, one, again)
     other = handle(WithNnx(seed=1)).parameters
     assert not np.array_equal(one["kernel"], other["kernel"])
+
+
+def test_a_reset_forgets_initialisations_too(handle, empty_cache):
+    handle(WithNnx())
+    held = ledger.mark()
+    handle(WithNnx())
+    assert ledger.since(held) == []
+    cache_reset()
+    handle(WithNnx())
+    assert "jit(nitro_initialise)" in [row.name for row in ledger.since(held)]
+
+
+def test_a_sweep_holds_the_last_initialisations_only(handle, empty_cache, monkeypatch):
+    monkeypatch.setattr("nitro_cli.programs.cache._KEPT_ONCE", 2)
+    for width in (2, 3, 4):
+        handle(WithNnx(width=width))
+    mark = ledger.mark()
+    handle(WithNnx(width=4))
+    assert ledger.since(mark) == []
+    handle(WithNnx(width=2))
+    assert "jit(nitro_initialise)" in [row.name for row in ledger.since(mark)]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -219,7 +221,7 @@ class _Job:
         if again is not None and again().digest() != self.request.code.digest():
             return ["what it depends on changed while it was traced"]
         try:
-            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            with contextlib.redirect_stdout(_Unheard(sys.stdout)), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 second = self.lowered()
         except Exception as error:  # whatever a hook raises that cannot be called twice
@@ -267,6 +269,19 @@ class _Job:
             created=time.time(),
         )
         return (entry.name if store.keep(entry, payload) else ""), objections
+
+
+class _Unheard(io.TextIOBase):
+    """``out`` without what this thread writes. Others, which fetch data perhaps, are heard."""
+
+    def __init__(self, out: Any) -> None:
+        self._out, self._thread = out, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else self._out.write(text)
+
+    def flush(self) -> None:
+        self._out.flush()
 
 
 def _tell(what: str, error: Exception) -> None:

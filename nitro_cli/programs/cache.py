@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from nitro_cli.programs.key import Request
 
+_KEPT_ONCE = 64
+
 
 class CacheStats(NamedTuple):
     hits: int
@@ -106,12 +108,18 @@ class Program:
 
 
 class ProgramCache:
-    """Programs by key. Under one key stand several entries where they read GraphConst fields of different values."""
+    """Programs by key. Under one key stand several entries where they read GraphConst fields of different values.
+
+    Beside them, and uncounted, stand programs that are run once (``once``): the last few, and in ``linked`` their
+    executables by what they lower to.
+    """
 
     def __init__(self) -> None:
         self.hits = 0
         self.misses = 0
         self.programs: dict[str, list[Program]] = {}
+        self.linked: dict[str, Any] = {}
+        self._once: dict[str, Built] = {}
         self._in_order: list[Program] = []
         self._lock = threading.RLock()
 
@@ -139,6 +147,20 @@ class ProgramCache:
         compiled(program)
         return program
 
+    def held_once(self, request: Request, build: Callable[[], Built]) -> Built:
+        """The program for ``request`` that is run once, held or built. One that content does not decide is built anew
+        each time."""
+        with self._lock:
+            built = self._once.get(request.digest)
+            if built is None:
+                built = build()
+                if not built.kept_out:
+                    self._once[request.digest] = built
+                for held in (self._once, self.linked):  # a sweep over seeds in one process has no end
+                    while len(held) > _KEPT_ONCE:
+                        del held[next(iter(held))]
+            return built
+
     def all(self) -> list[Program]:
         """All programs, in the order in which they were compiled."""
         return list(self._in_order)
@@ -147,6 +169,8 @@ class ProgramCache:
         with self._lock:
             self.hits = self.misses = 0
             self.programs.clear()
+            self.linked.clear()
+            self._once.clear()
             self._in_order.clear()
 
 

@@ -8,15 +8,15 @@ import hashlib
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from nitro_cli.programs.installed import library_digest
+from nitro_cli.programs.installed import library_digest, version
 from nitro_cli.programs.libraries import ALWAYS
 
 _VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -28,14 +28,18 @@ _SILENT = (
 )
 _TRACED = ("programs/*.py", "optim/*.py", "experiment/*.py", "metrics/*.py", "data/*.py", "*.py")
 
+# A warm start asks from two threads at once (see ``ahead``): what one of them finds out is kept for the other.
+_asking = threading.Lock()
+
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, str]:
     """Facts by name, in words that decide. Asked at every request, since settings may change.
 
     ``libraries`` are packages that count besides those that nitro itself stands on.
     """
-    facts = dict(_fixed())
-    facts |= {f"files of {name}": library_digest(name) for name in sorted({*ALWAYS, *libraries})}
+    with _asking:
+        facts = dict(_fixed())
+        facts |= {f"files of {name}": library_digest(name) for name in sorted({*ALWAYS, *libraries})}
     facts |= {name: os.environ.get(name, "") for name in _VARIABLES}
     flags = [word for word in sys.argv if word.startswith("--xla")]  # jax reads these too
     facts |= {"XLA_FLAGS on the command line": " ".join(flags)} if flags else {}
@@ -51,7 +55,7 @@ def environment(libraries: Iterable[str] = ()) -> dict[str, str]:
 @functools.cache
 def _fixed() -> dict[str, str]:
     """What cannot change while the process lives."""
-    facts = {name: metadata.version(name) for name in _VERSIONED}
+    facts = {name: str(version(name)) for name in _VERSIONED}
     facts["python"] = (
         f"{sys.implementation.cache_tag} {'.'.join(map(str, sys.version_info[:3]))} -O{sys.flags.optimize}"
     )

@@ -159,6 +159,7 @@ class Foreign(NamedTuple):
     function: Any
 
 
+_FUNCTION = types.FunctionType
 _library_files: set[str] = set()
 _looked_at: dict[str, tuple[Any, tuple[Any, ...], list[Foreign]]] = {}
 
@@ -167,10 +168,10 @@ def foreign(packages: frozenset[str]) -> list[Foreign]:
     """Functions of the user's in modules and classes of these packages. What holds the same objects as at the last
     look is not looked at again."""
     found: list[Foreign] = []
-    for name, module in sorted(sys.modules.items()):
+    for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages and isinstance(module, types.ModuleType):
             found += _foreign_in(name, module)
-    return found
+    return sorted(found, key=operator.itemgetter(0, 1))
 
 
 def _foreign_in(name: str, module: types.ModuleType) -> list[Foreign]:
@@ -180,13 +181,13 @@ def _foreign_in(name: str, module: types.ModuleType) -> list[Foreign]:
         if is_user_module(module):
             return []
         values = tuple(space.values())
-        functions = [(each, value) for each, value in list(space.items()) if type(value) is types.FunctionType]
-        # most lie in files that are known to be a library's: a look into a set is all that they cost
-        others = [pair for pair in functions if pair[1].__code__.co_filename not in _library_files]
-        found = [Foreign(name, each, value) for each, value in others if is_user_function(value)]
-        users = {each.function.__code__.co_filename for each in found}
-        files = {value.__code__.co_filename for _, value in others} - users
-        _library_files.update(file for file in files if not file.startswith("<"))
+        # Hundreds of modules hold thousands of functions, nearly all of a few files: each file is judged once.
+        functions = [value for value in values if type(value) is _FUNCTION]
+        files = {function.__code__.co_filename for function in functions} - _library_files
+        others = {file for file in files if file.startswith("<") or is_user_code(file)}
+        _library_files.update(files - others)
+        pairs = list(space.items()) if others else ()
+        found = [Foreign(name, each, value) for each, value in pairs if _is_users(value)]
         _looked_at[name] = seen = (module, values, found)
     return seen[2]
 

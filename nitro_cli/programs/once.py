@@ -16,12 +16,9 @@ import numpy as np
 
 from nitro_cli.optim.leaves import structure_text
 from nitro_cli.programs.build import build
-from nitro_cli.programs.cache import Built
+from nitro_cli.programs.cache import program_cache
 from nitro_cli.programs.fingerprint import Fingerprint
 from nitro_cli.programs.key import Request
-
-_HELD: dict[str, Built] = {}  # by key
-_EXECUTABLES: dict[str, Any] = {}  # by what they lower to
 
 
 def run_once(
@@ -48,11 +45,11 @@ def run_once(
         return flat
 
     request = Request(name, code, described | {"tree": structure_text(tree)}, settings or {}, {}, experiment)
-    built = _HELD.get(request.digest)
-    if built is None:
-        built = build(request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=_EXECUTABLES)
-        if not built.kept_out:  # what content does not decide is traced anew each time
-            _HELD[request.digest] = built
+    cache = program_cache()
+    built = cache.held_once(
+        request,
+        lambda: build(request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=cache.linked),
+    )
     return jax.tree.unflatten(built.found["structure"], built.executable(leaves))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 from nitro_cli.errors import NitroError, OutputError, ProtectError, UsageError
 from nitro_cli.loggers.jsonl import plain
+from nitro_cli.programs.installed import version
 from nitro_cli.suggest import did_you_mean, listed
 
 RUNS = "runs"
@@ -302,13 +302,8 @@ def facts() -> dict[str, Any]:
 
 def _versions() -> dict[str, str | None]:
     names = {"nitro": "nitro-jax", "orbax": "orbax-checkpoint"}
-    found: dict[str, str | None] = {"python": sys.version.split()[0]}
-    for name in ("nitro", "jax", "jaxlib", "flax", "optax", "orbax"):
-        try:
-            found[name] = importlib.metadata.version(names.get(name, name))
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    found = {name: version(names.get(name, name)) for name in ("nitro", "jax", "jaxlib", "flax", "optax", "orbax")}
+    return {"python": sys.version.split()[0], **found}
 
 
 def _git() -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -324,6 +325,19 @@ def test_a_function_that_cannot_be_traced_twice(store):
     built = _built(store, lambda x: x + next(once))
     assert list(built.kept_out) == ["a second trace failed (StopIteration: )"]
     assert float(built.executable(jnp.float32(2.0))) == 3.0
+
+
+@pytest.mark.usefixtures("seen")
+def test_what_the_second_trace_prints_is_not_heard_twice_but_other_threads_are(store, capsys):
+    def function(x):
+        print("traced")
+        other = threading.Thread(target=print, args=("elsewhere",))
+        other.start()
+        other.join()
+        return x + 1
+
+    _built(store, function)
+    assert capsys.readouterr().out.splitlines() == ["traced", "elsewhere", "elsewhere"]
 
 
 @pytest.mark.usefixtures("seen")
