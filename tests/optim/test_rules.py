@@ -45,9 +45,10 @@ def experiment(factory, base=Bare, **fields):
 
 @pytest.mark.parametrize("name", ALL_RULES)
 @pytest.mark.parametrize("base", [Bare, TwoGroups])
-def test_five_steps_equal_plain_optax(name, base):
+@pytest.mark.parametrize("layout", ["flat", "tree"])
+def test_five_steps_equal_plain_optax(name, base, layout):
     tree = params()
-    plan = plan_for(experiment(ALL_RULES[name], base), tree)
+    plan = plan_for(experiment(ALL_RULES[name], base), tree, layout=layout)
     assert_close(run(plan, tree), optax_run(ALL_RULES[name](learning_rate=RATE), tree))
 
 
@@ -62,6 +63,27 @@ def test_element_wise_rules_are_joined(name):
 def test_rules_that_look_at_whole_leaves_are_not(name):
     plan = plan_for(experiment(ON_THE_TREE[name]), params(), layout="flat")
     assert len(plan.layout.buffers) == 6
+
+
+def momentum_beside_a_count(learning_rate):
+    """An element-wise rule that keeps a count among the leaves."""
+
+    def init(params):
+        return {**jax.tree.map(lambda leaf: 0.0 * leaf, params), "count": 0}
+
+    def update(gradients, state, params=None):
+        kept = {name: state[name] for name in gradients}
+        kept = jax.tree.map(lambda old, leaf: 0.9 * old + leaf, kept, gradients)
+        return jax.tree.map(lambda old: -learning_rate * old, kept), {**kept, "count": state["count"] + 1}
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_a_state_that_is_not_the_parameters_tree_alone_is_not_taken_apart():
+    tree = params()
+    plan = plan_for(experiment(momentum_beside_a_count), tree, layout="tree")
+    assert plan.groups[0].elementwise
+    assert_close(run(plan, tree), optax_run(optax.sgd(RATE, momentum=0.9), tree))
 
 
 def is_bias(tree):
