@@ -27,8 +27,16 @@ def begin(cls: type) -> None:
     """Start to load what the last run of the experiment ``cls`` loaded. It starts jax's backend, so that must not have
     to be configured any more."""
     store = open_store()
-    if store is not None and not settings.cold:
-        threading.Thread(target=_work, args=(store, cls), name="nitro-ahead").start()
+    if store is None or settings.cold:
+        return
+    # Only what was made on this very machine, for these versions, is safe to load. The thread is left with what needs
+    # no Python: beside a busy thread, each look at a file would wait its turn for milliseconds.
+    facts = (inspect.getfile(cls), cls.__qualname__, environment())
+    _keys[cls] = key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    futures = {name: Future() for name in (store.answer(key) or {}).get("entries", ())}
+    _loading.update(futures)
+    if futures:
+        threading.Thread(target=_work, args=(store, futures), name="nitro-ahead").start()
 
 
 def taken(entry: Entry) -> Any:
@@ -51,12 +59,7 @@ def note(cls: type) -> None:
         store.keep_answer(key, used)
 
 
-def _work(store: Store, cls: type) -> None:
-    # Only what was made on this very machine, for these versions, is safe to load.
-    facts = (inspect.getfile(cls), cls.__qualname__, environment())
-    _keys[cls] = key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    futures = {name: Future() for name in (store.answer(key) or {}).get("entries", ())}
-    _loading.update(futures)
+def _work(store: Store, futures: dict[str, Future[tuple[Entry, Any] | None]]) -> None:
     for name, future in futures.items():
         if future.set_running_or_notify_cancel():
             future.set_result(_loaded(store, name))

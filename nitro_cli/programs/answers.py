@@ -35,7 +35,7 @@ def kept_answer(
         return known
     answer = find()
     if known not in (None, answer):
-        store.drop_answer(key)
+        store.drop_note("answers", key)
         raise CacheMismatch(
             f"what the store says of an optimizer rule is not what it is found to be now: {known}, not {answer}",
             "the answer is removed: the next run finds it anew",

@@ -8,7 +8,6 @@ import hashlib
 import os
 import platform
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,14 @@ _SILENT = (
 )
 _TRACED = ("programs/*.py", "optim/*.py", "experiment/*.py", "metrics/*.py", "data/*.py", "*.py")
 
-# A warm start asks from two threads at once (see ``ahead``): what one of them finds out is kept for the other.
-_asking = threading.Lock()
-
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, str]:
     """Facts by name, in words that decide. Asked at every request, since settings may change.
 
     ``libraries`` are packages that count besides those that nitro itself stands on.
     """
-    with _asking:
-        facts = dict(_fixed())
-        facts |= {f"files of {name}": library_digest(name) for name in sorted({*ALWAYS, *libraries})}
+    facts = dict(_fixed())
+    facts |= {f"files of {name}": library_digest(name) for name in sorted({*ALWAYS, *libraries})}
     facts |= {name: os.environ.get(name, "") for name in _VARIABLES}
     flags = [word for word in sys.argv if word.startswith("--xla")]  # jax reads these too
     facts |= {"XLA_FLAGS on the command line": " ".join(flags)} if flags else {}

@@ -29,10 +29,19 @@ def loaded(payload: bytes, trees: str, lapack: bool) -> tuple[Any, dict[str, Any
     """``(executable, found)``. Only ever given what the store has checked to be this user's own: both are pickles."""
     if lapack:
         initialize_lapack()
-    arguments, outputs, found = pickle.loads(base64.b64decode(trees))
+    arguments, outputs, found = _trees(trees)
     devices = jax.devices()[:1]
     compiled = serialize_executable.deserialize_and_load(payload, arguments, outputs, execution_devices=devices)
     return compiled, found
+
+
+def found_in(trees: str) -> dict[str, Any]:
+    """What the trace of a stored program found out, without the program. Given as ``loaded`` is."""
+    return _trees(trees)[2]
+
+
+def _trees(text: str) -> tuple[Any, Any, dict[str, Any]]:
+    return pickle.loads(base64.b64decode(text))
 
 
 def initialize_lapack() -> None:

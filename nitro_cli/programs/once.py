@@ -16,9 +16,10 @@ import numpy as np
 
 from nitro_cli.optim.leaves import structure_text
 from nitro_cli.programs.build import build
-from nitro_cli.programs.cache import program_cache
+from nitro_cli.programs.cache import Built, program_cache
 from nitro_cli.programs.fingerprint import Fingerprint
 from nitro_cli.programs.key import Request
+from nitro_cli.programs.values import kept_values
 
 
 def run_once(
@@ -46,11 +47,15 @@ def run_once(
 
     request = Request(name, code, described | {"tree": structure_text(tree)}, settings or {}, {}, experiment)
     cache = program_cache()
-    built = cache.held_once(
-        request,
-        lambda: build(request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=cache.linked),
-    )
-    return jax.tree.unflatten(built.found["structure"], built.executable(leaves))
+
+    def make() -> Built:
+        return build(request, initialise, [specs], reads=set(), found=found, options=_cheap(), linked=cache.linked)
+
+    def run() -> tuple[Any, list[Any]]:
+        built = cache.held_once(request, make)
+        return built.found["structure"], built.executable(leaves)
+
+    return jax.tree.unflatten(*kept_values(request, leaves, run))
 
 
 def _canonical(leaf: Any) -> np.ndarray:

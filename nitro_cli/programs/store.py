@@ -3,6 +3,8 @@
     <root>/                    the user's own, mode 0700
       programs/<experiment>/<program>/<key>/<fields>.json     what one program depended on, and where its executable is
       executables/<digest>     the executable, found by the digest of the lowered program, behind a checksum
+      answers/<key>            what is known of an optimizer rule: see ``answers``
+      values/<key>             the first values of a model: see ``values``
       jax/<version and machine>/                              jax's own compilation cache, for all other programs
       runs.jsonl               what each run compiled and loaded
       locks/
@@ -47,6 +49,7 @@ _OWN_FOLDERS = {
     "programs": re.compile(r"[^/]+/[^/]+/[0-9a-f]{40}/[0-9a-f]{16}\.(json|uses)" + _TMP),
     "executables": re.compile("[0-9a-f]{64}" + _TMP),
     "answers": re.compile("[0-9a-f]{64}" + _TMP),
+    "values": re.compile("[0-9a-f]{64}" + _TMP),
     "jax": re.compile(r"[^/]+-[0-9a-f]{12}/([^/]+-(cache|atime)|\.checked|\.lockfile)"),
     "locks": re.compile(r"([0-9a-f]{40}|prune|runs)\.lock"),
 }
@@ -167,16 +170,17 @@ class Store:
 
     def executable(self, digest: str) -> bytes | None:
         """The serialized executable. A damaged file is removed."""
-        path = self.executables / digest
+        return self._payload(self.executables / digest, f"the stored executable {digest[:12]} is damaged")
+
+    def _payload(self, path: Path, damage: str) -> bytes | None:
+        """What lies behind the checksum of a file; None where there is none, or it is damaged: then it is removed."""
         data = _read(path)
-        if data is None:
-            return None
-        checksum, payload = data[:32], data[32:]
-        if _checksum(digest, payload) != checksum:
-            warnings.warn(f"the stored executable {path.name[:12]} is damaged and is compiled anew", StoreWarning, 2)
-            _remove(path)
-            return None
-        return payload
+        if data is None or _checksum(path.name, data[32:]) == data[:32]:
+            return None if data is None else data[32:]
+        if damage:
+            warnings.warn(f"{damage} and is compiled anew", StoreWarning, 3)
+        _remove(path)
+        return None
 
     # ---- keeping --------------------------------------------------------------------------------------------------
 
@@ -204,25 +208,28 @@ class Store:
         """Take out an executable that does not load or run here; the entry stays, for reasons."""
         _remove(self.executables / entry.executable)
 
+    def note(self, folder: str, key: str) -> bytes | None:
+        """What is kept under this key in ``answers`` or ``values``; None where nothing is, or its file is damaged."""
+        path = self.root / folder / key
+        payload = self._payload(path, "")
+        if payload is not None:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return payload
+
+    def keep_note(self, folder: str, key: str, payload: bytes) -> None:
+        _write(self.root / folder / key, _checksum(key, payload) + payload, f"one of its {folder}")
+
+    def drop_note(self, folder: str, key: str) -> None:
+        _remove(self.root / folder / key)
+
     def answer(self, key: str) -> dict[str, Any] | None:
-        """What was found out under this key; None where nothing is known, or its file is damaged."""
-        path = self.root / "answers" / key
-        data = _read(path)
-        if data is None:
-            return None
-        if _checksum(key, data[32:]) != data[:32]:
-            _remove(path)
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return json.loads(data[32:])
+        """What was found out under this key (see ``answers``)."""
+        payload = self.note("answers", key)
+        return None if payload is None else json.loads(payload)
 
     def keep_answer(self, key: str, answer: Mapping[str, Any]) -> None:
-        payload = json.dumps(answer).encode()
-        _write(self.root / "answers" / key, _checksum(key, payload) + payload, "an answer")
-
-    def drop_answer(self, key: str) -> None:
-        _remove(self.root / "answers" / key)
+        self.keep_note("answers", key, json.dumps(answer).encode())
 
     def poison(self, entry: Entry, why: str) -> None:
         """Mark an entry so that it is never used again."""
@@ -339,7 +346,7 @@ class Store:
             _remove(path)
         entries = {path: self._entry(path) for path in self._entry_paths()}
         shared = Counter(entry.executable for entry in entries.values() if entry is not None)
-        others = [path for path in self._own("jax", "answers") if not path.name.endswith(_JAX_USED)]
+        others = [path for path in self._own("jax", "answers", "values") if not path.name.endswith(_JAX_USED)]
         size, oldest = self.size(), time.time() - max_days * 86400
         used = {path: _modified(path) for path in entries} | {path: _read_last(path) for path in others}
         for path in sorted(used, key=lambda path: used[path]):
